@@ -1,0 +1,52 @@
+"""tinyllm runs open-weight language models on Apple's MLX.
+
+    from tinyllm import LLM
+
+    with LLM("models/SmolLM2-135M-Instruct-from-Q4_1") as llm:
+        for chunk in llm.chat([{"role": "user", "content": "What is the capital of France?"}]):
+            print(chunk.text, end="", flush=True)
+
+Names are imported when they are first used: importing tinyllm itself loads neither MLX nor a model.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tinyllm.checkpoint.weights import WeightStore as WeightStore
+    from tinyllm.config.config import Config as Config
+    from tinyllm.errors import TinyllmError as TinyllmError
+    from tinyllm.llm import LLM as LLM
+    from tinyllm.llm import Chunk as Chunk
+    from tinyllm.llm import Statistics as Statistics
+    from tinyllm.model.load import load_model as load_model
+    from tinyllm.model.transformer import ModelForCausalLM as ModelForCausalLM
+    from tinyllm.ops.features import ModelFeatures as ModelFeatures
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "LLM": "tinyllm.llm",
+    "Chunk": "tinyllm.llm",
+    "Statistics": "tinyllm.llm",
+    "Config": "tinyllm.config.config",
+    "ModelFeatures": "tinyllm.ops.features",
+    "ModelForCausalLM": "tinyllm.model.transformer",
+    "TinyllmError": "tinyllm.errors",
+    "WeightStore": "tinyllm.checkpoint.weights",
+    "load_model": "tinyllm.model.load",
+}
+
+__all__ = ["__version__", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tinyllm' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,104 @@
+"""The header of a .safetensors file, checked against the file before anything in it is trusted. No mlx.
+
+Layout (https://github.com/huggingface/safetensors): 8 bytes, little-endian, the length of the header; the header, a
+JSON object name -> {dtype, shape, data_offsets}; then the data. MLX and the safetensors library name no tensor when
+one is bad, and refuse headers above 100 MB, which exist; hence this reader.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tinyllm.errors import CorruptFileError
+
+BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4,
+    "U16": 16, "I16": 16, "F16": 16, "BF16": 16,
+    "U32": 32, "I32": 32, "F32": 32,
+    "U64": 64, "I64": 64, "F64": 64, "C64": 64,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Where a tensor stands: bytes `start` to `end` of `file`, holding `shape` elements of `dtype` (as written)."""
+
+    name: str
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        return self.end - self.start
+
+
+def read_safetensors_header(path: Path) -> dict[str, TensorInfo]:
+    """Read and check the header of `path`: name -> where its data stands.
+
+    Raises CorruptFileError, naming the file and the tensor, for a length that passes the end of the file, a header
+    that is not JSON, offsets that disagree with the shape, overlap, leave gaps, or do not end where the file does.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        prefix = file.read(8)
+        length = int.from_bytes(prefix, "little")
+        if len(prefix) < 8 or length > size - 8:
+            raise CorruptFileError(
+                f"{path}: its header would take {length:,} bytes, but the file has {size:,}: it is cut off,"
+                " or no safetensors file; download it again"
+            )
+        try:
+            header = json.loads(file.read(length))
+        except (ValueError, RecursionError) as error:
+            raise CorruptFileError(f"{path}: its header is not JSON ({error}); download it again") from error
+    if not isinstance(header, dict):
+        raise CorruptFileError(f"{path}: its header is a {type(header).__name__}, not an object")
+    header.pop("__metadata__", None)
+    data_start = 8 + length
+    tensors = {name: _tensor_info(path, name, entry, data_start) for name, entry in header.items()}
+    _check_layout(path, tensors, data_start, size)
+    return tensors
+
+
+def _tensor_info(path: Path, name: str, entry: Any, data_start: int) -> TensorInfo:
+    try:
+        dtype, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+        counts = [*shape, start, end]
+    except (TypeError, KeyError, ValueError):
+        raise CorruptFileError(f"{path}: the header's entry for {name!r} is malformed") from None
+    if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in counts) or not isinstance(dtype, str):
+        raise CorruptFileError(f"{path}: the header's entry for {name!r} holds values that are no sizes")
+    if dtype not in BITS:
+        raise CorruptFileError(f"{path}: tensor {name!r} is of unknown type {dtype!r}")
+    needed = math.prod(shape) * BITS[dtype] // 8
+    if end - start != needed:
+        raise CorruptFileError(
+            f"{path}: tensor {name!r} of shape {list(shape)} and type {dtype} needs {needed:,} bytes,"
+            f" but its offsets span {end - start:,}"
+        )
+    return TensorInfo(name, path, dtype, shape, data_start + start, data_start + end)
+
+
+def _check_layout(path: Path, tensors: dict[str, TensorInfo], data_start: int, size: int) -> None:
+    """Every byte of the data belongs to exactly one tensor."""
+    position = data_start
+    for name, info in sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)):
+        if info.end > size:
+            raise CorruptFileError(
+                f"{path}: tensor {name!r} ends at byte {info.end:,}, but the file has {size:,}: it is cut off;"
+                " download it again"
+            )
+        if info.start != position:
+            kind = "overlaps the one before it" if info.start < position else "leaves a gap before it"
+            raise CorruptFileError(f"{path}: tensor {name!r} {kind} (byte {info.start:,}, not {position:,})")
+        position = info.end
+    if position != size:
+        raise CorruptFileError(f"{path}: {size - position:,} bytes at its end belong to no tensor")

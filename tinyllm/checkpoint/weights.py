@@ -1,0 +1,261 @@
+"""The tensors of a checkpoint under canonical names: checked from the headers alone, read one at a time."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tinyllm._mx import mx
+from tinyllm.checkpoint.files import find_weight_files
+from tinyllm.checkpoint.safetensors_header import TensorInfo, read_safetensors_header
+from tinyllm.checkpoint.verify import check_tensors
+from tinyllm.config.config import Config
+from tinyllm.config.quantization import QuantFormat
+from tinyllm.config.tensors import EMBEDDING, LM_HEAD
+from tinyllm.errors import CheckpointError, MissingFileError, TensorMismatchError
+from tinyllm.ops.quant import dequantize
+
+logger = logging.getLogger("tinyllm")
+
+DTYPES = {
+    "U8": mx.uint8, "U16": mx.uint16, "U32": mx.uint32, "F16": mx.float16, "BF16": mx.bfloat16, "F32": mx.float32,
+}  # fmt: skip
+_FLOATS = (mx.float16, mx.bfloat16, mx.float32)
+_MLX_HEADER_LIMIT = 100_000_000
+
+
+@dataclass(frozen=True)
+class DenseWeight:
+    """A matrix (out, in), and the bias (out,) that is added to its products."""
+
+    weight: mx.array
+    bias: mx.array | None = None
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """A packed matrix: `packed` (out, in * bits / 32) uint32, `scales` and `biases` (out, in / group_size).
+
+    `biases` belong to the packing, and only affine has them; `bias` (out,) is the layer's own.
+    """
+
+    packed: mx.array
+    scales: mx.array
+    biases: mx.array | None
+    form: QuantFormat
+    bias: mx.array | None = None
+
+    def dequantize(self) -> mx.array:
+        """Return the dense matrix (out, in), in the dtype of `scales` (bfloat16 where they are no floats)."""
+        return dequantize(self.packed, self.scales, self.biases, self.form)
+
+
+LinearWeight = DenseWeight | QuantizedWeight
+
+
+class WeightStore:
+    """A checkpoint's tensors. Nothing is read before it is asked for, and nothing that was read is kept."""
+
+    def __init__(self, tensors: dict[str, TensorInfo], config: Config) -> None:
+        self.config = config
+        self.dtype: mx.Dtype | None = None
+        self.expands = False
+        self._tensors = tensors
+        self._lazy: dict[Path, dict[str, mx.array]] = {}
+
+    @classmethod
+    def from_path(cls, path: str | Path, config: Config | None = None) -> WeightStore:
+        """Read the headers of a folder's checkpoint and hold them against `config` (by default its config.json).
+
+        Raises CheckpointError (or a class below it) for files that are absent, corrupt or outside of the folder, and
+        TensorMismatchError, listing them all, for tensors that are missing, surplus or mis-shaped.
+        """
+        folder = Path(path)
+        config = config or Config.from_json_file(folder)
+        found = find_weight_files(folder)
+        tensors = _read_headers(found.files, config, folder)
+        try:
+            useless = check_tensors(tensors, config, folder)
+        except TensorMismatchError as error:
+            if not found.absent:
+                raise
+            raise MissingFileError(
+                f"{folder}: the index names files that are not there ({', '.join(found.absent)}), and"
+                f" model.safetensors alone does not do: {error}"
+            ) from error
+        if found.absent:
+            logger.warning("%s: the index is stale; model.safetensors holds every tensor, and is read alone", folder)
+        if LM_HEAD in useless and not _same_bytes(tensors[LM_HEAD], tensors[EMBEDDING]):
+            logger.warning("%s: %s differs from the embedding that it is tied to, and is not used", folder, LM_HEAD)
+        return cls({name: info for name, info in tensors.items() if name not in useless}, config)
+
+    def cast(self, dtype: mx.Dtype | None, *, expand: bool = False) -> WeightStore:
+        """Return the store, reading floating-point tensors as `dtype` and, with `expand`, packed matrices as dense."""
+        store = copy.copy(self)
+        store.dtype, store.expands = dtype, expand
+        return store
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Canonical names of all tensors."""
+        return frozenset(self._tensors)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, as stored."""
+        return sum(info.nbytes for info in self._tensors.values())
+
+    @property
+    def stored_dtype(self) -> mx.Dtype:
+        """The floating-point type of the embedding, or of its scales where it is packed."""
+        scales = EMBEDDING.replace(".weight", ".scales")
+        stored = DTYPES[self._info(scales if self.has(scales) else EMBEDDING).dtype]
+        return stored if stored in _FLOATS else mx.bfloat16
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether any matrix is packed."""
+        return any(name.endswith(".scales") for name in self._tensors)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of that canonical name."""
+        return name in self._tensors
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape as stored: a packed matrix has fewer columns than it stands for."""
+        return self._info(name).shape
+
+    def tensor(self, name: str) -> mx.array:
+        """Read one tensor. Raises CheckpointError if there is none of that name."""
+        array = self._load(self._info(name))
+        if self.dtype is not None and array.dtype in _FLOATS:
+            array = array.astype(self.dtype)
+        mx.eval(array)
+        return array
+
+    def linear(self, *modules: str) -> LinearWeight:
+        """Read the matrix and bias of a module ("model.layers.0.mlp.up_proj"), or of several with their rows joined.
+
+        Only `joinable` modules can be joined. Reading takes, beside the result, as much memory again while joining.
+        """
+        parts = [self._linear(module) for module in modules]
+        return parts[0] if len(parts) == 1 else _join_rows(parts)
+
+    def joinable(self, *modules: str) -> bool:
+        """Whether `linear` can join these modules: they are packed alike, and all have a bias or none has."""
+        return len({(self._form(module), self.has(f"{module}.bias")) for module in modules}) == 1
+
+    def _linear(self, module: str) -> LinearWeight:
+        bias = self.tensor(f"{module}.bias") if self.has(f"{module}.bias") else None
+        form = self._form(module)
+        if form is None:
+            return DenseWeight(self.tensor(f"{module}.weight"), bias)
+        packed = QuantizedWeight(
+            packed=self.tensor(f"{module}.weight"),
+            scales=self.tensor(f"{module}.scales"),
+            biases=self.tensor(f"{module}.biases") if self.has(f"{module}.biases") else None,
+            form=form,
+            bias=bias,
+        )
+        if not self.expands:
+            return packed
+        dense = packed.dequantize().astype(self.dtype or self.stored_dtype)
+        mx.eval(dense)
+        return DenseWeight(dense, bias)
+
+    def _form(self, module: str) -> QuantFormat | None:
+        if not self.has(f"{module}.scales") or self.config.quantization is None:
+            return None
+        return self.config.quantization.format_of(module)
+
+    def _info(self, name: str) -> TensorInfo:
+        if name not in self._tensors:
+            raise CheckpointError(f"the checkpoint has no tensor {name!r}")
+        return self._tensors[name]
+
+    def _load(self, info: TensorInfo) -> mx.array:
+        """Return an array that nothing else holds: one kept here would keep its data alive."""
+        arrays = self._lazy.setdefault(info.file, {})
+        if info.name not in arrays:
+            arrays.update(_load_file(info))
+        return arrays.pop(info.name)
+
+
+def _read_headers(files: Sequence[Path], config: Config, folder: Path) -> dict[str, TensorInfo]:
+    """Merge the headers of all files under canonical names, leaving out what the text model does not have."""
+    tensors: dict[str, TensorInfo] = {}
+    skipped = 0
+    for file in files:
+        for name, info in read_safetensors_header(file).items():
+            canonical = config.canonical_name(name)
+            if canonical is None:
+                skipped += 1
+                continue
+            if canonical in tensors:
+                raise CheckpointError(f"{file}: {name!r} is there twice, the first time in {tensors[canonical].file}")
+            if info.dtype not in DTYPES:
+                raise CheckpointError(f"{file}: tensor {name!r} is of type {info.dtype}, which tinyllm does not read")
+            tensors[canonical] = info
+    if skipped:
+        logger.warning("%s: %d tensors of parts other than the text model are left out", folder, skipped)
+    return tensors
+
+
+def _load_file(info: TensorInfo) -> dict[str, mx.array]:
+    """Return lazy arrays of the tensor's whole file, or of it alone where MLX refuses a header so long."""
+    with info.file.open("rb") as file:
+        header_length = int.from_bytes(file.read(8), "little")
+    if header_length < _MLX_HEADER_LIMIT:
+        loaded = mx.load(str(info.file))
+        assert isinstance(loaded, dict)
+        return loaded
+    data = np.memmap(info.file, mode="r", offset=info.start, shape=(info.nbytes,), dtype=np.uint8)
+    return {info.name: mx.array(data).view(DTYPES[info.dtype]).reshape(info.shape)}
+
+
+def _join_rows(parts: Sequence[LinearWeight]) -> LinearWeight:
+    """Stack the rows of matrices that are packed alike, and their biases."""
+    bias = _stacked([part.bias for part in parts])
+    dense = [part for part in parts if isinstance(part, DenseWeight)]
+    if dense:
+        return DenseWeight(_stack([part.weight for part in dense]), bias)
+    packed = [part for part in parts if isinstance(part, QuantizedWeight)]
+    return QuantizedWeight(
+        packed=_stack([part.packed for part in packed]),
+        scales=_stack([part.scales for part in packed]),
+        biases=_stacked([part.biases for part in packed]),
+        form=packed[0].form,
+        bias=bias,
+    )
+
+
+def _stack(arrays: Sequence[mx.array]) -> mx.array:
+    stacked = mx.concatenate(list(arrays))
+    mx.eval(stacked)
+    return stacked
+
+
+def _stacked(arrays: Sequence[mx.array | None]) -> mx.array | None:
+    present = [array for array in arrays if array is not None]
+    return _stack(present) if present else None
+
+
+def _same_bytes(a: TensorInfo, b: TensorInfo) -> bool:
+    """Whether two tensors hold the same data, by samples: matrices that were trained apart differ everywhere."""
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        return False
+    size, samples = 1 << 16, 64
+    offsets = range(0, a.nbytes, max(size, a.nbytes // samples))
+    with a.file.open("rb") as file_a, b.file.open("rb") as file_b:
+        for offset in offsets:
+            length = min(size, a.nbytes - offset)
+            file_a.seek(a.start + offset)
+            file_b.seek(b.start + offset)
+            if file_a.read(length) != file_b.read(length):
+                return False
+    return True

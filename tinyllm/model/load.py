@@ -1,0 +1,57 @@
+"""From a folder to a model that can be called."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from tinyllm import hardware
+from tinyllm._mx import mx
+from tinyllm.checkpoint.weights import WeightStore
+from tinyllm.config.config import Config
+from tinyllm.config.tensors import tensor_shapes
+from tinyllm.model.transformer import ModelForCausalLM
+from tinyllm.ops.features import ModelFeatures
+
+logger = logging.getLogger("tinyllm")
+
+
+def load_model(
+    path: str | Path, features: ModelFeatures | None = None, *, dtype: mx.Dtype | None = None
+) -> ModelForCausalLM:
+    """Load the checkpoint in a folder onto the default device.
+
+    `dtype` is what the network computes in; by default the stored one on a GPU and float32 on a CPU, where half
+    precision is both slow and rough. Raises ConfigError and CheckpointError before any weight is read.
+    """
+    config = Config.from_json_file(path)
+    store = WeightStore.from_path(path, config)
+    store = store.cast(dtype or default_dtype(store), expand=_expands(store, config))
+    model = ModelForCausalLM(config, store, features)
+    mx.clear_cache()  # what casting and joining left behind
+    return model
+
+
+def default_dtype(store: WeightStore) -> mx.Dtype:
+    """Return the dtype to compute in on the default device."""
+    return mx.float32 if on_cpu() else store.stored_dtype
+
+
+def on_cpu() -> bool:
+    """Whether MLX computes on the CPU."""
+    return bool(mx.default_device() == mx.Device(mx.DeviceType.cpu))
+
+
+def _expands(store: WeightStore, config: Config) -> bool:
+    """Packed products are slower than dense ones on a CPU: unpack where that takes less than half of the memory."""
+    if not store.is_quantized or not on_cpu():
+        return False
+    elements = sum(_count(shape) for shape in tensor_shapes(config).values())
+    return 4 * elements < hardware.available_memory() // 2
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count

@@ -1,0 +1,92 @@
+"""The decoder: blocks of attention and feed-forward between an embedding and an output head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from tinyllm._mx import mx
+from tinyllm.checkpoint.weights import WeightStore
+from tinyllm.config.config import Config
+from tinyllm.kv.full import TinyKvFullCache
+from tinyllm.model.attention import Attention
+from tinyllm.model.linear import Embedding, Linear
+from tinyllm.model.mlp import MLP
+from tinyllm.model.norm import RMSNorm
+from tinyllm.ops.features import ModelFeatures
+
+
+class TransformerBlock:
+    """One pre-norm layer: norm, attention, add; norm, feed-forward, add."""
+
+    def __init__(self, layer_idx: int, config: Config, weights: WeightStore, features: ModelFeatures) -> None:
+        prefix = f"model.layers.{layer_idx}"
+        eps = config.layers[layer_idx].norm_eps
+        self.input_layernorm = RMSNorm(f"{prefix}.input_layernorm", eps, weights, features)
+        self.self_attn = Attention(f"{prefix}.self_attn", config, weights, features)
+        self.post_attention_layernorm = RMSNorm(f"{prefix}.post_attention_layernorm", eps, weights, features)
+        self.mlp = MLP(f"{prefix}.mlp", config, weights, features)
+
+    def __call__(
+        self,
+        x: mx.array,
+        offset: int | mx.array,
+        cache: TinyKvFullCache | None,
+        mask: mx.array | None = None,
+    ) -> mx.array:
+        """Map x (batch, seq, hidden) at positions from `offset` on to the same shape, appending to `cache`."""
+        x = x + self.self_attn(self.input_layernorm(x), offset, cache, mask)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class ModelForCausalLM:
+    """A whole decoder: token ids in, logits of the next token out."""
+
+    def __init__(self, config: Config, weights: WeightStore, features: ModelFeatures | None = None) -> None:
+        features = features or ModelFeatures()
+        self.config = config
+        self.features = features
+        self.dtype = weights.dtype or weights.stored_dtype
+        self.embed_tokens = Embedding("model.embed_tokens", weights, features)
+        self.layers = [TransformerBlock(i, config, weights, features) for i in range(config.num_hidden_layers)]
+        self.norm = RMSNorm("model.norm", config.rms_norm_eps, weights, features)
+        self._head = (
+            self.embed_tokens.as_linear if config.tie_word_embeddings else Linear(("lm_head",), weights, features)
+        )
+
+    def __call__(
+        self,
+        inputs: mx.array,
+        offset: int | mx.array = 0,
+        cache: Sequence[TinyKvFullCache] | None = None,
+        logits_to_keep: int | None = None,
+    ) -> mx.array:
+        """Score the token after each of `inputs` (batch, seq), which start at position `offset`: (batch, seq, vocab).
+
+        `cache` is what `create_kv_cache` made, and is appended to; without it the inputs see only each other.
+        `logits_to_keep` scores only the last so many positions. Raises ValueError if `offset` is not where a cache
+        that is not empty ends.
+        """
+        caches = self.create_kv_cache() if cache is None else cache
+        _check_offset(offset, caches)
+        x = self.embed_tokens(inputs)
+        for block, layer_cache in zip(self.layers, caches, strict=True):
+            x = block(x, offset, layer_cache)
+        if logits_to_keep is not None:
+            x = x[:, x.shape[1] - min(logits_to_keep, x.shape[1]) :]
+        return self._head(self.norm(x))
+
+    def create_kv_cache(self, mode: Literal["dense"] = "dense") -> list[TinyKvFullCache]:
+        """Make an empty cache for each layer."""
+        if mode != "dense":
+            raise ValueError(f"there is no cache of mode {mode!r}; tinyllm has 'dense'")
+        return [TinyKvFullCache() for _ in self.layers]
+
+
+def _check_offset(offset: int | mx.array, caches: Sequence[TinyKvFullCache]) -> None:
+    held = caches[0].offset
+    if not held:
+        return
+    agrees = offset == held if isinstance(offset, int) else bool(mx.all(offset == held).item())
+    if not agrees:
+        raise ValueError(f"offset {offset} disagrees with a cache that holds {held} positions")

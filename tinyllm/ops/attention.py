@@ -1,0 +1,53 @@
+"""Scaled dot-product attention, with keys and values shared by groups of heads (arXiv 2305.13245)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tinyllm._mx import mx
+
+Mask = mx.array | Literal["causal"] | None
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """What a layer asks of `cache.attend`: scores times `scale`; a query sees itself and `window` - 1 keys before."""
+
+    scale: float
+    window: int | None = None
+    fused: bool = True
+
+
+def attention(q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: Mask, fused: bool = True) -> mx.array:
+    """Attend with q (batch, heads, seq, head_dim) over k and v (batch, kv_heads, keys, head_dim).
+
+    `mask` is boolean (True is seen) or additive, and broadcasts to (batch, heads, seq, keys); with "causal" the last
+    query sees the last key. The softmax is taken in float32. Returns (batch, heads, seq, head_dim).
+    """
+    if fused:
+        return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
+    return attention_reference(q, k, v, scale=scale, mask=mask)
+
+
+def attention_reference(q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: Mask) -> mx.array:
+    """The same in plain operations."""
+    batch, heads, seq, head_dim = q.shape
+    kv_heads, keys = k.shape[1], k.shape[2]
+    grouped = q.reshape(batch, kv_heads, heads // kv_heads, seq, head_dim)
+    scores = (grouped @ k[:, :, None].swapaxes(-1, -2)).astype(mx.float32) * scale
+    scores = scores.reshape(batch, heads, seq, keys)
+    if isinstance(mask, str):
+        mask = causal_mask(seq, keys)
+    if mask is not None:
+        scores = mx.where(mask, scores, mx.finfo(mx.float32).min) if mask.dtype == mx.bool_ else scores + mask
+    weights = mx.softmax(scores, axis=-1).astype(v.dtype)
+    return (weights.reshape(batch, kv_heads, -1, seq, keys) @ v[:, :, None]).reshape(q.shape)
+
+
+def causal_mask(seq: int, keys: int, window: int | None = None) -> mx.array:
+    """Return (seq, keys), True where a query sees a key: none after its own, and none further back than `window`."""
+    key = mx.arange(keys)
+    query = mx.arange(keys - seq, keys)[:, None]
+    seen = key <= query
+    return seen if window is None else seen & (key > query - window)

@@ -1,0 +1,30 @@
+"""Which kernels the network runs on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ModelFeatures:
+    """Each field chooses a fast path; switched off, its readable reference runs instead, with the same logits.
+
+    `fused_projections` multiplies by q, k and v (and by gate and up) as one matrix.
+    """
+
+    fused_norm: bool = True
+    fused_rope: bool = True
+    fused_attention: bool = True
+    fused_projections: bool = True
+    quantized_matmul: bool = True
+
+    @classmethod
+    def reference(cls) -> ModelFeatures:
+        """Plain array operations for everything."""
+        return cls(
+            fused_norm=False,
+            fused_rope=False,
+            fused_attention=False,
+            fused_projections=False,
+            quantized_matmul=False,
+        )
