@@ -95,7 +95,7 @@ class WeightStore:
         return cls({name: info for name, info in tensors.items() if name not in useless}, config)
 
     def cast(self, dtype: mx.Dtype | None, *, expand: bool = False) -> WeightStore:
-        """Return the store, reading floating-point tensors as `dtype` and, with `expand`, packed matrices as dense."""
+        """Return the store, reading floating-point tensors as `dtype`; `expand` reads packed matrices as dense."""
         store = copy.copy(self)
         store.dtype, store.expands = dtype, expand
         return store

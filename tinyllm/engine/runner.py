@@ -64,12 +64,14 @@ class Sequence:
             )
         self.generated += 1
         self._ahead = following
-        return int(token.item())
+        value = token.item()
+        assert isinstance(value, int)
+        return value
 
     def dispatch(self) -> None:
         """Start computing the token after the one that `next_token` gave."""
         if self._ahead is not None:
-            mx.async_eval(self._ahead)
+            mx.async_eval(*self._ahead)  # type: ignore[no-untyped-call]
 
     def _choose(self, inputs: mx.array, index: int) -> tuple[mx.array, mx.array]:
         """Build the graph that feeds `inputs` (1, seq): the token after them, and whether its logits are finite."""

@@ -9,7 +9,7 @@ from tinyllm.engine.request import SamplingParams
 
 
 def random_keys(params: Sequence[SamplingParams], index: int) -> mx.array:
-    """Return the keys (rows, 2) of the `index`-th generated token: never split or advanced, so never order-dependent."""
+    """Return the keys (rows, 2) of the `index`-th generated token; never split or advanced, they know no order."""
     return mx.array([[row.seed, index] for row in params], dtype=mx.uint32)
 
 
