@@ -21,26 +21,35 @@ if TYPE_CHECKING:
 def generate(
     prompt: Annotated[
         str | None,
-        typer.Argument(help="What to say; - reads it from stdin. Text piped in is added after a blank line."),
+        typer.Argument(
+            metavar="PROMPT", help="What to say; - reads it from stdin. Text piped in is added after a blank line."
+        ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option("-m", "--model", help="Folder of a model. Without it, the embedded one.")
+        str | None,
+        typer.Option("-m", "--model", metavar="FOLDER", help="Folder of a model. Without it, the embedded one."),
     ] = None,
-    system: Annotated[str | None, typer.Option("-s", "--system", help="The system message.")] = None,
+    system: Annotated[str | None, typer.Option("-s", "--system", metavar="TEXT", help="The system message.")] = None,
     max_tokens: Annotated[
         int | None,
-        typer.Option("-n", "--max-tokens", min=0, help="Most tokens to generate. Without it, to the answer's end."),
+        typer.Option(
+            "-n", "--max-tokens", metavar="N", min=0, help="Most tokens to generate. Without it, to the answer's end."
+        ),
     ] = None,
     temperature: Annotated[
-        float, typer.Option(min=0.0, help="0 takes the likeliest token; higher is more random.")
+        float, typer.Option(metavar="T", min=0.0, help="0 takes the likeliest token; higher is more random.")
     ] = 0.0,
-    seed: Annotated[int | None, typer.Option(min=0, max=2**32 - 1, help="Makes a random answer repeatable.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", min=0, max=2**32 - 1, help="Makes a random answer repeatable.")
+    ] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when the answer is done.")] = False,
-    dtype: Annotated[str | None, typer.Option(help="Compute in float32, float16 or bfloat16.")] = None,
-    device: Annotated[str | None, typer.Option(help="Compute on cpu or gpu.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="Compute in float32, float16 or bfloat16.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(metavar="DEVICE", help="Compute on cpu or gpu.")] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.")] = False,
 ) -> None:
     """Answer one prompt, streaming the text to stdout."""

@@ -37,7 +37,10 @@ class TinyKvFullCache:
         Queries are causal, and windowed as `spec` says, unless `mask` (seq, offset + seq) takes the place of that.
         """
         keys, values = self._append(k, v)
-        seen: Mask = self._mask(q.shape[2], spec.window) if mask is None else mask
+        seq, window = q.shape[2], spec.window
+        if mask is None and window is not None and seq == 1:  # one query sees the end of the buffer: no mask needed
+            keys, values = keys[:, :, -window:], values[:, :, -window:]
+        seen: Mask = self._mask(seq, window) if mask is None else mask
         return attention(q, keys, values, scale=spec.scale, mask=seen, fused=spec.fused)
 
     def trim(self, n: int) -> None:
@@ -56,9 +59,11 @@ class TinyKvFullCache:
         return self._keys[:, :, :end], self._values[:, :, :end]
 
     def _mask(self, seq: int, window: int | None) -> Mask:
-        if window is not None and self.offset > window:
-            return causal_mask(seq, self.offset, window)
-        return "causal" if seq > 1 else None
+        if seq == 1:
+            return None
+        if window is None or self.offset <= window:
+            return "causal"
+        return causal_mask(seq, self.offset, window)
 
 
 def _with_room(buffer: mx.array | None, new: mx.array, end: int, step: int) -> mx.array:

@@ -1,0 +1,150 @@
+"""The engine against a plain loop over the same model, and what it promises of every request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tiny
+
+from tinyllm._mx import mx
+from tinyllm.engine.engine import Engine
+from tinyllm.engine.request import Output, Request, SamplingParams
+from tinyllm.errors import UsageError
+from tinyllm.model.load import load_model
+from tinyllm.model.transformer import ModelForCausalLM
+
+PROMPT = tuple(range(40, 75))
+
+
+@pytest.fixture(scope="module")
+def model(tiny_checkpoint: Path) -> ModelForCausalLM:
+    return load_model(tiny_checkpoint)
+
+
+def run(engine: Engine, *requests: Request) -> list[list[Output]]:
+    """Run requests to their ends; the outputs of each."""
+    outputs: dict[int, list[Output]] = {engine.add(request): [] for request in requests}
+    while engine.has_work:
+        for output in engine.step():
+            outputs[output.request_id].append(output)
+    return list(outputs.values())
+
+
+def ids(outputs: list[Output]) -> list[int]:
+    return [output.token_id for output in outputs if output.token_id is not None]
+
+
+def plain_greedy(model: ModelForCausalLM, prompt: tuple[int, ...], count: int) -> list[int]:
+    """Score the whole text anew for every token: no cache, no engine."""
+    text = list(prompt)
+    for _ in range(count):
+        text.append(int(mx.argmax(model(mx.array([text]))[0, -1]).item()))
+    return text[len(prompt) :]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, len(PROMPT), 256])
+def test_ids_equal_a_plain_loop_whatever_the_prefill_chunk(model: ModelForCausalLM, chunk: int) -> None:
+    [outputs] = run(Engine(model, prefill_chunk=chunk), Request(PROMPT, max_tokens=12))
+    assert ids(outputs) == plain_greedy(model, PROMPT, 12)
+
+
+@pytest.mark.parametrize("count", [0, 1, 7])
+def test_fault_30_exactly_max_tokens_are_made(model: ModelForCausalLM, count: int) -> None:
+    [outputs] = run(Engine(model), Request(PROMPT, max_tokens=count))
+    assert len(ids(outputs)) == count
+    assert [output.finish_reason for output in outputs][-1] == "length"
+    assert all(output.finish_reason is None for output in outputs[:-1])
+
+
+def test_an_answer_ends_where_the_context_does(model: ModelForCausalLM) -> None:
+    context = model.config.max_position_embeddings
+    prompt = tuple(40 + i % 90 for i in range(context - 5))
+    for wanted in (None, 10**9):
+        [outputs] = run(Engine(model), Request(prompt, max_tokens=wanted))
+        assert len(ids(outputs)) == 5
+        assert outputs[-1].finish_reason == "length"
+
+
+def test_a_stop_id_ends_the_answer_and_is_its_last_token(model: ModelForCausalLM) -> None:
+    expected = plain_greedy(model, PROMPT, 6)
+    stop = expected[4]
+    [outputs] = run(Engine(model), Request(PROMPT, stop_ids=frozenset({stop})))
+    assert ids(outputs) == expected[: expected.index(stop) + 1]
+    assert outputs[-1].finish_reason == "stop"
+
+
+def test_requests_run_in_turn_and_do_not_see_each_other(model: ModelForCausalLM) -> None:
+    prompts = [PROMPT, PROMPT[5:20], (7,)]
+    together = run(Engine(model), *(Request(prompt, max_tokens=6) for prompt in prompts))
+    assert [ids(outputs) for outputs in together] == [plain_greedy(model, prompt, 6) for prompt in prompts]
+
+
+def test_a_cancelled_request_is_forgotten_running_or_waiting(model: ModelForCausalLM) -> None:
+    engine = Engine(model)
+    running, waiting, third = (engine.add(Request(PROMPT, max_tokens=4)) for _ in range(3))
+    while not engine.step():
+        pass
+    engine.cancel(running)
+    engine.cancel(waiting)
+    engine.cancel(waiting)
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step()
+    assert {output.request_id for output in outputs} == {third}
+    assert ids(outputs) == plain_greedy(model, PROMPT, 4)
+
+
+def sampled(
+    model: ModelForCausalLM, seed: int, prompt: tuple[int, ...] = PROMPT, temperature: float = 1.5
+) -> list[int]:
+    [outputs] = run(Engine(model), Request(prompt, 12, sampling=SamplingParams(temperature, seed)))
+    return ids(outputs)
+
+
+def test_fault_29_a_seed_repeats_and_another_differs(model: ModelForCausalLM) -> None:
+    assert sampled(model, seed=0) == sampled(model, seed=0)
+    assert sampled(model, seed=0) != sampled(model, seed=1)
+    assert sampled(model, seed=2**32 - 1) == sampled(model, seed=2**32 - 1)
+
+
+def test_random_draws_follow_the_softmax_of_the_scaled_logits(model: ModelForCausalLM) -> None:
+    temperature, draws = 0.7, 400
+    probabilities = mx.softmax(model(mx.array([PROMPT]))[0, -1] / temperature)
+    favourite = int(mx.argmax(probabilities).item())
+    engine = Engine(model)
+    hits = 0
+    for seed in range(draws):
+        [outputs] = run(engine, Request(PROMPT, 1, sampling=SamplingParams(temperature, seed)))
+        hits += ids(outputs) == [favourite]
+    expected = float(probabilities[favourite].item())
+    assert 0.02 < expected < 0.98
+    assert abs(hits / draws - expected) < 4 * (expected * (1 - expected) / draws) ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("temperature", "seed"), [(-0.1, 0), (float("nan"), 0), (float("inf"), 0), (1.0, -1), (1.0, 2**32)]
+)
+def test_sampling_values_out_of_range_are_refused(temperature: float, seed: int) -> None:
+    with pytest.raises(UsageError):
+        SamplingParams(temperature, seed)
+
+
+def test_a_decode_step_does_not_copy_the_cache(tmp_path: Path) -> None:
+    """A step's memory is the same whether the cache is small or large: its buffers are written in place."""
+    folder = tiny.write_checkpoint(tmp_path, config_overrides={"max_position_embeddings": 8192, "head_dim": 64})
+    model = load_model(folder)
+    grown = {}
+    for length in (1000, 7000):
+        engine = Engine(model, prefill_chunk=1000)
+        engine.add(Request(tuple(40 + i % 90 for i in range(length)), max_tokens=8))
+        while not engine.step():
+            pass
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        for _ in range(4):
+            engine.step()
+        grown[length] = mx.get_peak_memory() - before
+    one_buffer = 2 * 7000 * 64 * 4
+    assert grown[7000] - grown[1000] < one_buffer
