@@ -10,22 +10,42 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from tinyllm._mx import mx
 from tinyllm.checkpoint.files import checked_file
 from tinyllm.config.config import Config
+from tinyllm.config.generation import FILE as GENERATION_CONFIG
 from tinyllm.config.generation import GenerationConfig
 from tinyllm.engine.engine import Engine
-from tinyllm.engine.request import MAX_SEED, FinishReason, Output, Request, SamplingParams
+from tinyllm.engine.request import MAX_SEED, FinishReason, Output, Request, SamplingParams, TokenLogprobs
 from tinyllm.engine.worker import EngineWorker, Ticket
-from tinyllm.errors import BackendError, ModelNotFoundError, UsageError
+from tinyllm.errors import BackendError, ConfigError, ModelNotFoundError, UsageError
 from tinyllm.model.load import load_model
 from tinyllm.ops.features import ModelFeatures
+from tinyllm.text.stream import TextStream
 from tinyllm.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 DTYPES: Mapping[str, mx.Dtype] = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 DEVICES: Mapping[str, mx.DeviceType] = {"cpu": mx.DeviceType.cpu, "gpu": mx.DeviceType.gpu}
+
+
+class Sampling(TypedDict, total=False):
+    """The fields of `SamplingParams`; those that are absent or None are the model's own (generation_config.json)."""
+
+    repetition_penalty: float | None
+    repetition_window: int | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int, float] | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    seed: int | None
 
 
 @dataclass(frozen=True)
@@ -34,12 +54,12 @@ class Statistics:
 
     `prefill_tps` and `decode_tps` are tokens per second over the prompt and over the tokens after the first one,
     0 where there were none. `peak_bytes` is the most memory that MLX has held, loading included; `kv_bytes` is the
-    size of the answer's cache.
+    size of the answer's cache. `sampling` is what was in force.
     """
 
     prompt_tokens: int
     completion_tokens: int
-    seed: int
+    sampling: SamplingParams
     load_s: float
     ttft_s: float
     prefill_tps: float
@@ -51,19 +71,25 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of an answer: text that is final, and the ids behind it. The last one has the reason and statistics."""
+    """A piece of an answer: text that is final, and the tokens behind it.
 
-    text: str
+    `reasoning` is what the model thought before its answer, where it marks that. `prefilled` counts the tokens of the
+    prompt that are computed. The last chunk has the `finish_reason` ("stop", "length" or "cancelled"), the `stop`
+    string that ended the answer if one did, and the `statistics`.
+    """
+
+    text: str = ""
+    reasoning: str = ""
     token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prefilled: int = 0
     finish_reason: FinishReason | None = None
+    stop: str | None = None
     statistics: Statistics | None = None
 
 
 class Answer:
-    """An answer as it is made: iterate over it for its chunks. `cancel` ends it, as does leaving the iteration.
-
-    `text` collects the whole of it, from where the iteration stands.
-    """
+    """An answer as it is made: iterate over it for its chunks. Leaving the iteration cancels it."""
 
     def __init__(self, ticket: Ticket, chunks: Iterator[Chunk]) -> None:
         self.prompt_token_ids = ticket.request.prompt_ids
@@ -105,40 +131,56 @@ class LLM:
         self.path = Path(path)
         if not self.path.is_dir():
             raise ModelNotFoundError(f"{self.path}: there is no such folder")
-        for name in ("config.json", "tokenizer.json"):
+        for name in ("config.json", "tokenizer.json", GENERATION_CONFIG):
             checked_file(self.path, name)
         self.config = Config.from_json_file(self.path)
-        generation = GenerationConfig.from_folder(self.path)
         self.tokenizer = Tokenizer.from_path(self.path)
+        generation = GenerationConfig.from_folder(self.path)
         self.stop_ids = frozenset(self.config.eos_token_ids) | set(generation.eos_token_ids) | self.tokenizer.eos_ids
+        self._defaults = _checked_defaults(generation.sampling, self.path / GENERATION_CONFIG)
         chosen_dtype = _choose("dtype", dtype, DTYPES)
         chosen_device = _choose("device", device, DEVICES)
         self._worker = EngineWorker(lambda: _load(self.path, features, chosen_dtype, chosen_device))
         self.load_s = perf_counter() - started
 
     def generate(
-        self, prompt: str, *, max_tokens: int | None = None, temperature: float = 0.0, seed: int | None = None
+        self,
+        prompt: str,
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        logprobs: int | None = None,
+        **sampling: Unpack[Sampling],
     ) -> Answer:
-        """Continue `prompt`, taken as it is. The answer's last chunk has a `finish_reason` and `statistics`.
+        """Continue `prompt`, taken as it is.
 
-        Without `max_tokens` it ends where the model or the context ends. `temperature` 0 is greedy. Without a `seed`
-        one is drawn.
+        Without `max_tokens` the answer ends where the model or the context ends; one of the `stop` strings ends it
+        before. With `logprobs` N, chunks carry the log-probabilities of their tokens and of the N likeliest. Sampling
+        values are those of `SamplingParams`; what is left out is as generation_config.json states it, else greedy.
+        Without a `seed` one is drawn.
         """
-        return self._stream(self.tokenizer.encode(prompt), max_tokens, temperature, seed)
+        prompt_ids = self.tokenizer.encode(prompt)
+        text = TextStream(self.tokenizer, prompt_ids, stops=stop, tells_reasoning=False)
+        return self._answer(prompt_ids, text, max_tokens, logprobs, sampling)
 
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
         max_tokens: int | None = None,
-        temperature: float = 0.0,
-        seed: int | None = None,
+        stop: Sequence[str] = (),
+        logprobs: int | None = None,
+        template_args: Mapping[str, Any] | None = None,
+        **sampling: Unpack[Sampling],
     ) -> Answer:
         """Answer a conversation, [{"role": ..., "content": ...}, ...], through the model's chat template.
 
-        Raises ChatTemplateError if the model has none or it rejects the messages. Otherwise as `generate`.
+        `template_args` are further variables of the template (`enable_thinking`, `tools`, ...). Raises
+        ChatTemplateError if the model has no template or it rejects the messages. Otherwise as `generate`.
         """
-        return self._stream(self.tokenizer.encode_chat(messages), max_tokens, temperature, seed)
+        prompt_ids = self.tokenizer.encode_chat(messages, **(template_args or {}))
+        text = TextStream(self.tokenizer, prompt_ids, stops=stop, tells_reasoning=True)
+        return self._answer(prompt_ids, text, max_tokens, logprobs, sampling)
 
     def close(self) -> None:
         """Stop the engine and give back its memory; twice is no error."""
@@ -150,26 +192,44 @@ class LLM:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _stream(
-        self, prompt_ids: Sequence[int], max_tokens: int | None, temperature: float, seed: int | None
+    def _answer(
+        self,
+        prompt_ids: Sequence[int],
+        text: TextStream,
+        max_tokens: int | None,
+        logprobs: int | None,
+        sampling: Sampling,
     ) -> Answer:
-        seed = secrets.randbelow(MAX_SEED + 1) if seed is None else seed
-        request = Request(tuple(prompt_ids), max_tokens, self.stop_ids, SamplingParams(temperature, seed))
+        given = {name: value for name, value in sampling.items() if value is not None}
+        values: dict[str, Any] = {"seed": secrets.randbelow(MAX_SEED + 1), **self._defaults, **given}
+        request = Request(tuple(prompt_ids), max_tokens, self.stop_ids, SamplingParams(**values), logprobs)
         ticket = self._worker.submit(request)
-        return Answer(ticket, self._chunks(ticket))
+        return Answer(ticket, self._chunks(ticket, text))
 
-    def _chunks(self, ticket: Ticket) -> Iterator[Chunk]:
-        detokenizer = self.tokenizer.detokenizer()
+    def _chunks(self, ticket: Ticket, text: TextStream) -> Iterator[Chunk]:
         meter = _Meter(ticket, self.load_s)
         try:
             for output in ticket:
                 meter.add(output)
-                ids = () if output.token_id is None else (output.token_id,)
-                text = "".join(map(detokenizer.add, ids))
-                if output.finish_reason is None:
-                    yield Chunk(text, ids)
-                else:
-                    yield Chunk(text + detokenizer.finish(), ids, output.finish_reason, meter.statistics())
+                reasoning = answer = ""
+                if output.token_id is not None:
+                    reasoning, answer = text.add(output.token_id)
+                reason = "stop" if text.stop is not None else output.finish_reason
+                if reason is not None:
+                    last = text.finish()
+                    reasoning, answer = reasoning + last.reasoning, answer + last.answer
+                yield Chunk(
+                    text=answer,
+                    reasoning=reasoning,
+                    token_ids=() if output.token_id is None else (output.token_id,),
+                    logprobs=() if output.logprobs is None else (output.logprobs,),
+                    prefilled=output.prefilled,
+                    finish_reason=reason,
+                    stop=text.stop,
+                    statistics=None if reason is None else meter.statistics(),
+                )
+                if reason is not None:
+                    return
         finally:
             ticket.cancel()
 
@@ -187,7 +247,7 @@ class _Meter:
 
     def add(self, output: Output) -> None:
         self._last_at = output.at
-        self._kv_bytes = output.kv_bytes
+        self._kv_bytes = output.kv_bytes or self._kv_bytes
         if output.token_id is None:
             return
         self._tokens += 1
@@ -200,7 +260,7 @@ class _Meter:
         return Statistics(
             prompt_tokens=len(request.prompt_ids),
             completion_tokens=self._tokens,
-            seed=request.sampling.seed,
+            sampling=request.sampling,
             load_s=self._load_s,
             ttft_s=self._first_at - self._ticket.submitted_at,
             prefill_tps=len(request.prompt_ids) / self._prefill_s if self._prefill_s else 0.0,
@@ -209,6 +269,14 @@ class _Meter:
             peak_bytes=mx.get_peak_memory(),
             kv_bytes=self._kv_bytes,
         )
+
+
+def _checked_defaults(sampling: Mapping[str, float], path: Path) -> dict[str, Any]:
+    try:
+        SamplingParams(**dict(sampling))  # type: ignore[arg-type]
+    except UsageError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return dict(sampling)
 
 
 def _choose(what: str, name: str | None, known: Mapping[str, Any]) -> Any:

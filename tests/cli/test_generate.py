@@ -50,6 +50,8 @@ def test_json_is_one_object_with_everything(scripted: Path) -> None:
     assert report["prompt_tokens"] == len(report["prompt_token_ids"])
     assert report["completion_tokens"] == 2
     assert report["seed"] == 7
+    assert (report["reasoning"], report["stop"], report["logprobs"]) == ("", None, None)
+    assert report["sampling"]["temperature"] == 0
     assert set(report["timings"]) == {"load_s", "ttft_s", "prefill_tps", "decode_tps", "total_s"}
     assert set(report["memory"]) == {"peak_bytes", "kv_bytes"}
     assert all(value > 0 for value in (*report["timings"].values(), *report["memory"].values()))

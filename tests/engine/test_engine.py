@@ -10,6 +10,7 @@ import tiny
 from tinyllm._mx import mx
 from tinyllm.engine.engine import Engine
 from tinyllm.engine.request import Output, Request, SamplingParams
+from tinyllm.engine.sampling import History, choose
 from tinyllm.errors import UsageError
 from tinyllm.model.load import load_model
 from tinyllm.model.transformer import ModelForCausalLM
@@ -66,6 +67,11 @@ def test_an_answer_ends_where_the_context_does(model: ModelForCausalLM) -> None:
         assert outputs[-1].finish_reason == "length"
 
 
+def test_progress_in_the_prompt_is_told(model: ModelForCausalLM) -> None:
+    [outputs] = run(Engine(model, prefill_chunk=10), Request(PROMPT, max_tokens=1))
+    assert [output.prefilled for output in outputs] == [10, 20, 30, len(PROMPT), len(PROMPT)]
+
+
 def test_a_stop_id_ends_the_answer_and_is_its_last_token(model: ModelForCausalLM) -> None:
     expected = plain_greedy(model, PROMPT, 6)
     stop = expected[4]
@@ -83,8 +89,7 @@ def test_requests_run_in_turn_and_do_not_see_each_other(model: ModelForCausalLM)
 def test_a_cancelled_request_is_forgotten_running_or_waiting(model: ModelForCausalLM) -> None:
     engine = Engine(model)
     running, waiting, third = (engine.add(Request(PROMPT, max_tokens=4)) for _ in range(3))
-    while not engine.step():
-        pass
+    engine.step()
     engine.cancel(running)
     engine.cancel(waiting)
     engine.cancel(waiting)
@@ -98,7 +103,7 @@ def test_a_cancelled_request_is_forgotten_running_or_waiting(model: ModelForCaus
 def sampled(
     model: ModelForCausalLM, seed: int, prompt: tuple[int, ...] = PROMPT, temperature: float = 1.5
 ) -> list[int]:
-    [outputs] = run(Engine(model), Request(prompt, 12, sampling=SamplingParams(temperature, seed)))
+    [outputs] = run(Engine(model), Request(prompt, 12, sampling=SamplingParams(temperature=temperature, seed=seed)))
     return ids(outputs)
 
 
@@ -115,7 +120,7 @@ def test_random_draws_follow_the_softmax_of_the_scaled_logits(model: ModelForCau
     engine = Engine(model)
     hits = 0
     for seed in range(draws):
-        [outputs] = run(engine, Request(PROMPT, 1, sampling=SamplingParams(temperature, seed)))
+        [outputs] = run(engine, Request(PROMPT, 1, sampling=SamplingParams(temperature=temperature, seed=seed)))
         hits += ids(outputs) == [favourite]
     expected = float(probabilities[favourite].item())
     assert 0.02 < expected < 0.98
@@ -127,7 +132,7 @@ def test_random_draws_follow_the_softmax_of_the_scaled_logits(model: ModelForCau
 )
 def test_sampling_values_out_of_range_are_refused(temperature: float, seed: int) -> None:
     with pytest.raises(UsageError):
-        SamplingParams(temperature, seed)
+        SamplingParams(temperature=temperature, seed=seed)
 
 
 def test_a_decode_step_does_not_copy_the_cache(tmp_path: Path) -> None:
@@ -138,7 +143,7 @@ def test_a_decode_step_does_not_copy_the_cache(tmp_path: Path) -> None:
     for length in (1000, 7000):
         engine = Engine(model, prefill_chunk=1000)
         engine.add(Request(tuple(40 + i % 90 for i in range(length)), max_tokens=8))
-        while not engine.step():
+        while not any(output.token_id is not None for output in engine.step()):
             pass
         mx.clear_cache()
         mx.reset_peak_memory()
@@ -148,3 +153,46 @@ def test_a_decode_step_does_not_copy_the_cache(tmp_path: Path) -> None:
         grown[length] = mx.get_peak_memory() - before
     one_buffer = 2 * 7000 * 64 * 4
     assert grown[7000] - grown[1000] < one_buffer
+
+
+def test_a_flat_distribution_that_few_candidates_do_not_cover_is_drawn_from_exactly(tmp_path: Path) -> None:
+    """top_p over 3,000 tokens of much the same probability: the step is chosen again among all of them."""
+    overrides = {"vocab_size": 3000}
+    tensors = tiny.random_tensors(tiny.config(**overrides))
+    tensors["lm_head.weight"] *= 0.1
+    model = load_model(tiny.write_checkpoint(tmp_path, config_overrides=overrides, tensors=tensors))
+    params = SamplingParams(temperature=1.0, top_p=0.9, seed=3)
+    text = list(PROMPT)
+    for index in range(6):
+        logits = model(mx.array([text]))[:, -1]
+        text.append(int(choose(logits, [params], History(None, None, 0), index, candidates=3000).tokens.item()))
+    [outputs] = run(Engine(model), Request(PROMPT, 6, sampling=params))
+    assert ids(outputs) == text[len(PROMPT) :]
+
+
+def test_penalties_see_the_prompt_and_what_was_generated(model: ModelForCausalLM) -> None:
+    params = SamplingParams(repetition_penalty=1.7, presence_penalty=0.6, frequency_penalty=0.3)
+    text, history = list(PROMPT), History.of(params, PROMPT, model.config.vocab_size, 200)
+    for index in range(15):
+        tokens = choose(model(mx.array([text]))[:, -1], [params], history, index).tokens
+        history = history.append(tokens)
+        text.append(int(tokens.item()))
+    [outputs] = run(Engine(model), Request(PROMPT, 15, sampling=params))
+    assert ids(outputs) == text[len(PROMPT) :] != plain_greedy(model, PROMPT, 15)
+
+
+def test_a_bias_of_a_token_that_the_model_lacks_is_refused(model: ModelForCausalLM) -> None:
+    with pytest.raises(UsageError, match=r"logit_bias.*288"):
+        Engine(model).add(Request(PROMPT, 1, sampling=SamplingParams(logit_bias={288: 1.0})))
+
+
+def test_logprobs_are_of_the_raw_logits_whatever_the_temperature(model: ModelForCausalLM) -> None:
+    expected = mx.logsumexp(model(mx.array([PROMPT]))[0, -1])
+    logits = model(mx.array([PROMPT]))[0, -1] - expected
+    for temperature in (0.0, 0.5, 2.0):
+        sampling = SamplingParams(temperature=temperature, seed=1)
+        [[_, output]] = run(Engine(model), Request(PROMPT, 1, sampling=sampling, logprobs=3))
+        assert output.token_id is not None and output.logprobs is not None
+        assert output.logprobs.chosen == pytest.approx(logits[output.token_id].item(), abs=1e-4)
+        assert [i for i, _ in output.logprobs.top] == mx.argsort(-logits)[:3].tolist()
+        assert output.logprobs.top[0][1] <= 0

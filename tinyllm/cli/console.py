@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 import traceback
 from collections.abc import Callable
-from typing import TextIO
+from typing import NoReturn
 
 from tinyllm.errors import TinyllmError
 
@@ -15,16 +16,19 @@ INTERRUPTED = 130
 
 
 def run(command: Callable[[], None], *, debug: bool) -> int:
-    """Run a command and return its exit code, with every failure told in one line; `debug` shows the traceback."""
+    """Run a command and return its exit code, with every failure told in one line; `debug` shows the traceback.
+
+    An interrupt (Ctrl-C) and a stdout that nobody reads any more end the process at once: the engine's thread may
+    be in a step that takes long.
+    """
     _log_to_stderr()
     try:
         command()
         sys.stdout.flush()
     except KeyboardInterrupt:
-        return INTERRUPTED
+        _leave(INTERRUPTED)
     except BrokenPipeError:
-        _abandon_stdout()
-        return 1
+        _leave(1)
     except Exception as error:
         if debug:
             traceback.print_exc()
@@ -38,12 +42,25 @@ def say(message: str) -> None:
     print(f"tinyllm: {message}", file=sys.stderr)
 
 
-def write(text: str, stream: TextIO | None = None) -> None:
-    """Write a piece of the answer to stdout at once; what its encoding lacks is shown as ?."""
-    stream = stream or sys.stdout
-    encoding = stream.encoding or "utf-8"
-    stream.write(text.encode(encoding, errors="replace").decode(encoding))
-    stream.flush()
+def write(text: str) -> None:
+    """Write a piece of the answer to stdout at once; a character that its encoding lacks becomes ?."""
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, errors="replace").decode(encoding))
+    sys.stdout.flush()
+
+
+def on_terminal() -> bool:
+    """Whether a person may be watching stderr, where progress and figures go."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+def human_bytes(count: float) -> str:
+    """Write a number of bytes with a unit of 1000: 1.5 GB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.0f} {unit}" if unit in ("B", "kB") or count >= 99.5 else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
 
 
 def _explain(error: Exception) -> str:
@@ -55,9 +72,11 @@ def _explain(error: Exception) -> str:
     return f"internal error: {type(error).__name__}: {summary} (--debug shows where)"
 
 
-def _abandon_stdout() -> None:
-    """The reader has gone: keep the interpreter from complaining when it flushes stdout at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _leave(code: int) -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it, or it is closed
+            stream.flush()
+    os._exit(code)
 
 
 def _log_to_stderr() -> None:

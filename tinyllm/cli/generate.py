@@ -3,128 +3,217 @@
 from __future__ import annotations
 
 import json
-import os
-import stat
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tinyllm.cli import console
+from tinyllm.cli import console, options
+from tinyllm.cli.prompt import read_prompt
+from tinyllm.engine.request import SamplingParams
 from tinyllm.errors import UsageError
 
 if TYPE_CHECKING:
-    from tinyllm.llm import LLM, Answer
+    from tinyllm.cli.progress import Progress
+    from tinyllm.llm import LLM, Answer, Statistics
 
 
 def generate(
     prompt: Annotated[
         str | None,
-        typer.Argument(
-            metavar="PROMPT", help="What to say; - reads it from stdin. Text piped in is added after a blank line."
-        ),
+        typer.Argument(metavar="PROMPT", help="What to say; - reads stdin. Text that is piped in follows it."),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option("-m", "--model", metavar="FOLDER", help="Folder of a model. Without it, the embedded one."),
-    ] = None,
-    system: Annotated[str | None, typer.Option("-s", "--system", metavar="TEXT", help="The system message.")] = None,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "-n", "--max-tokens", metavar="N", min=0, help="Most tokens to generate. Without it, to the answer's end."
-        ),
-    ] = None,
-    temperature: Annotated[
-        float, typer.Option(metavar="T", min=0.0, help="0 takes the likeliest token; higher is more random.")
-    ] = 0.0,
-    seed: Annotated[
-        int | None, typer.Option(metavar="N", min=0, max=2**32 - 1, help="Makes a random answer repeatable.")
-    ] = None,
+    model: options.Model = None,
+    system: options.System = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    repetition_window: options.RepetitionWindow = None,
+    presence_penalty: options.PresencePenalty = None,
+    frequency_penalty: options.FrequencyPenalty = None,
+    logit_bias: options.LogitBias = None,
+    seed: options.Seed = None,
+    stop: options.Stop = None,
+    think: options.Think = None,
+    template_arg: options.TemplateArg = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when the answer is done.")] = False,
-    dtype: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="Compute in float32, float16 or bfloat16.")
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=0, max=100, help="With --json: log-probabilities, and the N likeliest tokens'."
+        ),
     ] = None,
-    device: Annotated[str | None, typer.Option(metavar="DEVICE", help="Compute on cpu or gpu.")] = None,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when the answer is done.")] = False,
+    stats: Annotated[
+        bool | None, typer.Option("--stats/--no-stats", help="Show figures on stderr; on a terminal they are shown.")
+    ] = None,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    offline: options.Offline = False,
+    debug: options.Debug = False,
 ) -> None:
     """Answer one prompt, streaming the text to stdout."""
 
     def command() -> None:
+        settings: dict[str, Any] = {
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,
+            "min_p": min_p,
+            "repetition_penalty": repetition_penalty,
+            "repetition_window": repetition_window,
+            "presence_penalty": presence_penalty,
+            "frequency_penalty": frequency_penalty,
+            "logit_bias": options.read_logit_bias(logit_bias),
+            "seed": seed,
+            "stop": stop or (),
+            "logprobs": logprobs,
+        }
+        if logprobs is not None and not as_json:
+            raise UsageError("--logprobs needs --json, which shows them")
+        template_args = options.read_template_args(template_arg, think)
+        if raw and (system is not None or template_args):
+            raise UsageError(
+                "--raw continues the prompt as it is: there is no template for --system, --think or such"
+            )
+        options.check_sampling(settings)
         text = read_prompt(prompt)
-        from tinyllm.checkpoint.locate import find_model
-        from tinyllm.llm import LLM
 
-        with LLM(find_model(model), dtype=dtype, device=device) as llm:
-            answer = _ask(llm, text, system, raw, max_tokens=max_tokens, temperature=temperature, seed=seed)
+        from tinyllm.cli.progress import Progress
+
+        with Progress() as progress:
+            llm = load(model, dtype=dtype, device=device, offline=offline, progress=progress)
+            if raw or llm.tokenizer.chat_template is None:
+                answer = llm.generate(text, **settings)
+            else:
+                answer = llm.chat(_messages(text, system), template_args=template_args, **settings)
             if as_json:
                 _print_json(llm, answer)
             else:
-                _print_text(answer)
+                _print_text(answer, progress, with_figures=console.on_terminal() if stats is None else stats)
 
     raise typer.Exit(console.run(command, debug=debug))
 
 
-def read_prompt(argument: str | None) -> str:
-    """Return the prompt from the argument and from what is piped or redirected into stdin, if anything is.
+def load(model: str | None, *, dtype: str | None, device: str | None, offline: bool, progress: Progress) -> LLM:
+    """Find the model that a person means and load it, with progress shown."""
+    from tinyllm.checkpoint.locate import find_model
 
-    A stdin that is neither pipe nor file is left alone unless the argument is "-": a service's would never end.
-    """
-    piped = _read_stdin() if argument == "-" or _is_redirected() else None
-    if argument in (None, "-"):
-        if piped is None:
-            raise UsageError("there is no prompt: give one as an argument, or pipe one in")
-        return piped
-    return argument if not piped else f"{argument}\n\n{piped}"
+    folder = find_model(model)
+    progress.show(f"loading {folder.name}")
+    from tinyllm.llm import LLM
+
+    return LLM(folder, dtype=dtype, device=device)
 
 
-def _is_redirected() -> bool:
-    try:
-        mode = os.fstat(sys.stdin.fileno()).st_mode
-    except (AttributeError, OSError, ValueError):  # closed, or no real file
-        return False
-    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
+def _messages(text: str, system: str | None) -> list[dict[str, str]]:
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    return [*messages, {"role": "user", "content": text}]
 
 
-def _read_stdin() -> str:
-    return sys.stdin.buffer.read().decode("utf-8", errors="replace").removesuffix("\n")
-
-
-def _ask(llm: LLM, text: str, system: str | None, raw: bool, **settings: Any) -> Answer:
-    if raw and system is not None:
-        raise UsageError("--raw continues the prompt as it is, so that there is no place for a --system message")
-    if raw or llm.tokenizer.chat_template is None:
-        return llm.generate(text, **settings)
-    messages = [{"role": "user", "content": text}]
-    if system is not None:
-        messages.insert(0, {"role": "system", "content": system})
-    return llm.chat(messages, **settings)
-
-
-def _print_text(answer: Answer) -> None:
-    """Stream the text, and end the line: on a terminal the prompt comes next, and a file ends with a newline."""
+def _print_text(answer: Answer, progress: Progress, *, with_figures: bool) -> None:
+    """Stream the answer to stdout, and end its last line; reasoning is shown beside it on a terminal only."""
+    prompt_tokens, last, thinking = len(answer.prompt_token_ids), "", False
+    progress.show(f"reading the prompt: {prompt_tokens:,} tokens")
     for chunk in answer:
-        console.write(chunk.text)
-    console.write("\n")
+        if 0 < chunk.prefilled < prompt_tokens:
+            progress.show(f"reading the prompt: {chunk.prefilled:,} of {prompt_tokens:,} tokens")
+        if chunk.reasoning:
+            progress.aside(chunk.reasoning)
+            thinking = True
+        if chunk.text:
+            if thinking:
+                progress.aside("\n\n")
+            progress.clear()
+            thinking = False
+            console.write(chunk.text)
+            last = chunk.text
+        if chunk.statistics is not None:
+            progress.clear()
+            if not last.endswith("\n"):
+                console.write("\n")
+            if with_figures:
+                print("\n".join(figures(chunk.statistics)), file=sys.stderr)
+
+
+def figures(statistics: Statistics) -> Iterator[str]:
+    """Say what an answer took, in two lines or three."""
+    s = statistics
+    yield (
+        f"prompt {s.prompt_tokens:,} tokens, {s.prefill_tps:.1f} tokens/s"
+        f" · answer {s.completion_tokens:,} tokens, {s.decode_tps:.1f} tokens/s"
+        f" · first token after {s.ttft_s:.2f} s"
+    )
+    yield (
+        f"loading {s.load_s:.2f} s · peak memory {console.human_bytes(s.peak_bytes)}"
+        f" · KV cache {console.human_bytes(s.kv_bytes)}"
+    )
+    yield f"sampling: {describe(s.sampling)}"
+
+
+def describe(sampling: SamplingParams) -> str:
+    """Name the sampling values that were in force, as their options are called."""
+    plain = SamplingParams()
+    changed = {
+        name: value for name, value in asdict(sampling).items() if value != getattr(plain, name) and name != "seed"
+    }
+    if sampling.greedy:
+        drawing = ("temperature", "top_k", "top_p", "min_p")
+        return ", ".join(["greedy", *(f"{name} {value}" for name, value in changed.items() if name not in drawing)])
+    return ", ".join([*(f"{name} {value}" for name, value in changed.items()), f"seed {sampling.seed}"])
 
 
 def _print_json(llm: LLM, answer: Answer) -> None:
-    chunks = list(answer)
+    """Print one object. Ctrl-C ends the answer early, and what there is of it is still printed."""
+    with _cancelling(answer) as interrupted:
+        chunks = list(answer)
     statistics = chunks[-1].statistics
     assert statistics is not None
-    figures = asdict(statistics)
+    measured = asdict(statistics)
+    sampling = measured["sampling"]
     report = {
         "model": str(llm.path),
         "text": "".join(chunk.text for chunk in chunks),
+        "reasoning": "".join(chunk.reasoning for chunk in chunks),
         "token_ids": [token_id for chunk in chunks for token_id in chunk.token_ids],
         "prompt_token_ids": list(answer.prompt_token_ids),
         "finish_reason": chunks[-1].finish_reason,
-        **{name: figures[name] for name in ("prompt_tokens", "completion_tokens", "seed")},
-        "timings": {name: figures[name] for name in ("load_s", "ttft_s", "prefill_tps", "decode_tps", "total_s")},
-        "memory": {name: figures[name] for name in ("peak_bytes", "kv_bytes")},
+        "stop": chunks[-1].stop,
+        "prompt_tokens": statistics.prompt_tokens,
+        "completion_tokens": statistics.completion_tokens,
+        "seed": sampling.pop("seed"),
+        "sampling": sampling,
+        "logprobs": [asdict(logprobs) for chunk in chunks for logprobs in chunk.logprobs] or None,
+        "timings": {name: measured[name] for name in ("load_s", "ttft_s", "prefill_tps", "decode_tps", "total_s")},
+        "memory": {name: measured[name] for name in ("peak_bytes", "kv_bytes")},
     }
     console.write(json.dumps(report, ensure_ascii=False) + "\n")
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def _cancelling(answer: Answer) -> Iterator[list[int]]:
+    """Let the first Ctrl-C cancel the answer (it is then in the list); a second one interrupts as ever."""
+    interrupted: list[int] = []
+
+    def cancel(number: int, frame: object) -> None:
+        interrupted.append(number)
+        signal.signal(signal.SIGINT, before)
+        answer.cancel()
+
+    before = signal.signal(signal.SIGINT, cancel)
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr as brief
 from typing import Any
 
 from tinyllm.config.families import FULL, GENERATION, HARMLESS, INERT, WRAPPERS, Family, Wrapper, family_of
@@ -227,7 +228,7 @@ def read_token_ids(reader: ConfigReader, name: str) -> tuple[int, ...]:
     value = reader.take(name)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
-        raise reader.fail(ConfigError, f"{name!r} must be a token id or a list of them, not {value!r}")
+        raise reader.fail(ConfigError, f"{name!r} must be a token id or a list of them, not {brief(value)}")
     return tuple(ids)
 
 

@@ -64,7 +64,7 @@ class Family:
     model_type: str
     vocab_size: Any = Key("vocab_size", int, minimum=1)
     hidden_size: Any = Key("hidden_size", int, minimum=1)
-    num_hidden_layers: Any = Key("num_hidden_layers", int, minimum=1)
+    num_hidden_layers: Any = Key("num_hidden_layers", int, minimum=1, maximum=10_000)
     num_attention_heads: Any = Key("num_attention_heads", int, minimum=1)
     num_key_value_heads: Any = Key("num_key_value_heads", int, None, nullable=True, minimum=1)
     head_dim: Any = Key("head_dim", int, None, nullable=True, minimum=1)

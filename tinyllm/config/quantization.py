@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from reprlib import repr as brief
 from typing import Literal
 
 from tinyllm.config.reader import ConfigReader, Key
@@ -51,7 +52,7 @@ def read_quantization(reader: ConfigReader, canonical: Callable[[str], str]) -> 
     method = packed.take("quant_method")
     if method not in (None, "mlx") or not packed.has("bits"):
         raise UnsupportedQuantizationError(
-            f"{reader.source}: weights quantised by {method or 'an unnamed method'!r} are not read by tinyllm;"
+            f"{reader.source}: weights quantised by {brief(method or 'an unnamed method')} are not read by tinyllm;"
             " look for an MLX conversion (mlx-community) or the original weights"
         )
     overrides = {
@@ -75,7 +76,7 @@ def _read_override(packed: ConfigReader, module: str) -> QuantFormat | Literal[T
 
 def _read_format(reader: ConfigReader) -> QuantFormat:
     """Read one format; what it leaves out is MLX's default, for an override too (not the checkpoint's format)."""
-    mode = reader.take("mode", "affine")
+    mode = reader.read(Key("mode", str, "affine"))
     if mode not in MODES:
         raise UnsupportedQuantizationError(
             f"{reader.source}: quantisation mode {mode!r} is not one that tinyllm reads ({', '.join(MODES)})"

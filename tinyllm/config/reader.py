@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from reprlib import repr as brief
+from typing import Any
 
 from tinyllm.errors import ConfigError, MissingKeyError, ModelNotFoundError, UnknownKeyError
 
 MAX_CONFIG_BYTES = 16 << 20
 REQUIRED: Any = object()
+# Larger numbers are not meant: MLX counts in 32 bits, and float32 ends at 3e38.
+_LIMITS: Mapping[type, float] = {int: 2**31 - 1, float: 1e30}
 
 
 @dataclass(frozen=True)
@@ -27,20 +31,40 @@ class Key:
     default: Any = REQUIRED
     nullable: bool = False
     minimum: float | None = None
+    maximum: float | None = None
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Read the JSON object in `path`; ConfigError names the file when it is something else."""
+def read_json_object(path: Path, limit: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
+    """Read the JSON object in `path`; ConfigError names the file when it is something else, or above `limit` bytes."""
     try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise ConfigError(f"{path}: larger than {MAX_CONFIG_BYTES >> 20} MB, which no model's configuration is")
-        value = json.loads(path.read_text(encoding="utf-8"))
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError(f"{path}: not a file")
+        if status.st_size > limit:
+            raise ConfigError(f"{path}: larger than {limit >> 20} MB, which no model's configuration is")
+        value = parse_json(path.read_bytes())
     except FileNotFoundError:
         raise ModelNotFoundError(f"{path}: there is no such file") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not readable as JSON: {error or type(error).__name__}") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: not readable as JSON: {error}") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: holds a {type(value).__name__} where a JSON object must be")
+    return value
+
+
+def parse_json(content: bytes) -> Any:
+    """Parse UTF-8 JSON. Raises ValueError for what is none, or where a key stands twice with different values."""
+    try:
+        return json.loads(content.decode("utf-8"), object_pairs_hook=_without_contradictions)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def _without_contradictions(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    for name, said in pairs if len(value) < len(pairs) else ():
+        if said != value[name]:
+            raise ValueError(f"{name!r} is there twice, as {brief(said)} and as {brief(value[name])}")
     return value
 
 
@@ -79,16 +103,21 @@ class ConfigReader:
     def _checked(self, key: Key, value: Any) -> Any:
         if value is None and key.nullable:
             return None
-        if key.kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if not isinstance(value, key.kind) or (isinstance(value, bool) and key.kind is not bool):
+        kinds = (int, float) if key.kind is float else key.kind
+        if not isinstance(value, kinds) or (isinstance(value, bool) and key.kind is not bool):
             kind = "null" if value is None else type(value).__name__
             raise self.fail(ConfigError, f"{key.name!r} must be of type {key.kind.__name__}, not {kind}")
-        if key.minimum is not None and not key.minimum <= cast(float, value) < float("inf"):
+        if key.kind in _LIMITS:
+            self._check_range(key, value)
+        return float(value) if key.kind is float else value
+
+    def _check_range(self, key: Key, value: float) -> None:
+        most = _LIMITS[key.kind] if key.maximum is None else key.maximum
+        least = -most if key.minimum is None else key.minimum
+        if not least <= value <= most:
             raise self.fail(
-                ConfigError, f"{key.name!r} is {value}, and the least that makes sense is {key.minimum:g}"
+                ConfigError, f"{key.name!r} is {brief(value)}, and what makes sense is {least:g} to {most:g}"
             )
-        return value
 
     def object(self, name: str) -> ConfigReader | None:
         """Read a nested object with a reader of its own; None where it is absent or null."""
@@ -112,7 +141,7 @@ class ConfigReader:
     def finish(self) -> None:
         """Raise UnknownKeyError, naming each, if any key was neither read nor discarded."""
         if self._unread:
-            pairs = ", ".join(f"{name} = {json.dumps(self.values[name])[:60]}" for name in sorted(self._unread))
+            pairs = ", ".join(f"{name} = {brief(self.values[name])}" for name in sorted(self._unread))
             raise self.fail(
                 UnknownKeyError,
                 f"tinyllm does not know what this asks for, and will not guess: {pairs}",

@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tinyllm.config.families import FULL, SLIDING
 from tinyllm.config.reader import ConfigReader, Key
-from tinyllm.errors import ConfigError, UnsupportedModelError
+from tinyllm.errors import ConfigError, MissingKeyError, UnsupportedModelError
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class RopeConfig:
     scaling: RopeScaling | None = None
 
 
+_LEAST_THETA = 2  # wavelengths must grow along a head
 _FACTOR = Key("factor", float, minimum=1)
 _ORIGINAL = "original_max_position_embeddings"
 
@@ -84,8 +86,8 @@ def _read_yarn(reader: ConfigReader, max_positions: int) -> YarnScaling:
     return YarnScaling(
         factor=max_positions / original if factor is None else factor,
         attention_factor=reader.read(Key("attention_factor", float, None, nullable=True, minimum=0)),
-        beta_fast=reader.read(Key("beta_fast", float, None, nullable=True, minimum=0)) or 32.0,
-        beta_slow=reader.read(Key("beta_slow", float, None, nullable=True, minimum=0)) or 1.0,
+        beta_fast=reader.read(Key("beta_fast", float, None, nullable=True, minimum=1e-6)) or 32.0,
+        beta_slow=reader.read(Key("beta_slow", float, None, nullable=True, minimum=1e-6)) or 1.0,
         mscale=reader.read(Key("mscale", float, None, nullable=True, minimum=0)),
         mscale_all_dim=reader.read(Key("mscale_all_dim", float, None, nullable=True, minimum=0)),
         original_max_position_embeddings=original,
@@ -112,30 +114,46 @@ def read_rope(
 
     Raises UnsupportedModelError for a scheme that is not computed here, and ConfigError for one that makes no sense.
     """
-    theta = reader.read(Key("rope_theta", float, default_theta, nullable=True, minimum=0)) or default_theta
+    theta = reader.read(Key("rope_theta", float, default_theta, nullable=True, minimum=_LEAST_THETA))
     partial = reader.read(Key("partial_rotary_factor", float, 1.0, nullable=True, minimum=0))
     outer: Mapping[str, Any] = {
-        "rope_theta": theta,
+        "rope_theta": theta or default_theta,
         "partial_rotary_factor": 1.0 if partial is None else partial,
     }
-    parameters = reader.object("rope_parameters")
-    scaling = reader.object("rope_scaling")
-    chosen = scaling or parameters or ConfigReader({}, reader.source, "rope_parameters")
+    dialects = [found for found in map(reader.object, ("rope_scaling", "rope_parameters")) if found is not None]
+    said = [dialect for dialect in dialects if dialect.values] or [ConfigReader({}, reader.source, "rope_parameters")]
+    first, *others = [_read_layers(dialect, layer_types, outer, head_dim, max_positions) for dialect in said]
+    if any(other != first for other in others):
+        raise reader.fail(ConfigError, "rope_scaling and rope_parameters contradict each other")
+    return first
 
-    nested = {kind: chosen.object(kind) for kind in set(layer_types) if chosen.has(kind)}
+
+def _read_layers(
+    reader: ConfigReader,
+    layer_types: tuple[str, ...],
+    outer: Mapping[str, Any],
+    head_dim: int,
+    max_positions: int,
+) -> tuple[RopeConfig, ...]:
+    """Read one dialect's object, which is for all layers alike or has one inside for each kind of layer."""
+    nested = {kind: reader.object(kind) for kind in (FULL, SLIDING) if reader.has(kind)}
     if nested:
-        chosen.finish()
-    by_type = {
-        kind: _read_one(nested.get(kind) or chosen, outer, head_dim=head_dim, max_positions=max_positions)
-        for kind in set(layer_types)
-    }
+        reader.finish()
+    by_type: dict[str, RopeConfig] = {}
+    for kind in set(layer_types):
+        found = nested.get(kind) if nested else reader
+        if found is None:
+            raise reader.fail(MissingKeyError, f"{kind!r} is absent, and there are layers of that kind")
+        by_type[kind] = _read_one(found, outer, head_dim=head_dim, max_positions=max_positions)
     return tuple(by_type[kind] for kind in layer_types)
 
 
 def _read_one(reader: ConfigReader, outer: Mapping[str, Any], *, head_dim: int, max_positions: int) -> RopeConfig:
-    old, new = reader.take("type"), reader.take("rope_type")
+    old, new = (reader.read(Key(name, str, None, nullable=True)) for name in ("type", "rope_type"))
+    if old and new and old != new:
+        raise reader.fail(ConfigError, f"'type' is {old!r}, but 'rope_type' is {new!r}")
     kind = new or old or "default"
-    theta = reader.read(Key("rope_theta", float, outer["rope_theta"], minimum=0))
+    theta = reader.read(Key("rope_theta", float, outer["rope_theta"], minimum=_LEAST_THETA))
     partial = reader.read(Key("partial_rotary_factor", float, outer["partial_rotary_factor"], minimum=0))
     if kind == "default":
         reader.discard(["factor"] if reader.values.get("factor") in (None, 1, 1.0) else [])

@@ -7,7 +7,7 @@ from time import perf_counter
 
 from tinyllm.engine.request import FinishReason, Output, Request
 from tinyllm.engine.runner import Sequence
-from tinyllm.errors import ContextLengthError, TinyllmError, TokenizerError
+from tinyllm.errors import ContextLengthError, TinyllmError, TokenizerError, UsageError
 from tinyllm.model.transformer import ModelForCausalLM
 
 
@@ -33,8 +33,8 @@ class Engine:
     def add(self, request: Request) -> int:
         """Queue a request and return its id.
 
-        Raises ContextLengthError if its prompt leaves no room for a token, and TokenizerError for ids that the
-        model has no embedding of.
+        Raises ContextLengthError if its prompt leaves no room for a token, TokenizerError for ids that the
+        model has no embedding of, and UsageError for a logit_bias of a token that it does not have.
         """
         self._check(request)
         self._added += 1
@@ -55,17 +55,17 @@ class Engine:
             request_id, request = self._waiting.popleft()
             if self._budget(request) == 0:
                 return [Output(request_id, None, perf_counter(), "length")]
-            self._running = request_id, Sequence(request, self.model, self._prefill_chunk)
+            self._running = request_id, self._begin(request)
         request_id, sequence = self._running
-        if not sequence.prefilled:
+        if not sequence.is_prefilled:
             sequence.advance()
-            return []
+            return [Output(request_id, None, perf_counter(), prefilled=sequence.prefilled)]
         return [self._decode(request_id, sequence)]
 
     def _decode(self, request_id: int, sequence: Sequence) -> Output:
         first, budget = sequence.generated == 0, self._budget(sequence.request)
         try:
-            token = sequence.next_token(last=sequence.generated + 1 == budget)
+            token, logprobs = sequence.next_token(last=sequence.generated + 1 == budget)
         except TinyllmError as error:
             self._running = None
             return Output(request_id, None, perf_counter(), "error", error)
@@ -79,14 +79,20 @@ class Engine:
             token,
             perf_counter(),
             reason,
+            logprobs=logprobs,
+            prefilled=sequence.prefilled,
             prefill_s=sequence.prefill_s if first else 0.0,
-            kv_bytes=sequence.kv_bytes if reason else 0,
+            kv_bytes=sequence.kv_bytes,
         )
         if reason:
             self._running = None
         else:
             sequence.dispatch()
         return output
+
+    def _begin(self, request: Request) -> Sequence:
+        longest = len(request.prompt_ids) + self._budget(request)
+        return Sequence(request, self.model, chunk=self._prefill_chunk, longest=longest)
 
     def _budget(self, request: Request) -> int:
         """How many tokens the request may generate."""
@@ -100,6 +106,9 @@ class Engine:
                 f"the prompt has {prompt:,} tokens, and with the answer the model can attend to {self.context:,}:"
                 " shorten it"
             )
+        unknown = [i for i in request.sampling.logit_bias if not 0 <= i < vocab]
+        if unknown:
+            raise UsageError(f"logit_bias names token {unknown[0]}, and the model has {vocab:,}")
         highest = max(request.prompt_ids)
         if highest >= vocab or min(request.prompt_ids) < 0:
             raise TokenizerError(

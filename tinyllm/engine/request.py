@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -9,48 +11,108 @@ from tinyllm.errors import TinyllmError, UsageError
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 MAX_SEED = 2**32 - 1
+MAX_LOGPROBS = 100
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How tokens are chosen: greedily at `temperature` 0, else at random from softmax(logits / temperature).
+    """How tokens are chosen: the values act in the order of the fields, and each default has no effect.
 
-    The random key of a request's i-th token is (seed, i), whoever shares its batch. Raises UsageError when a value
-    is out of range.
+    `repetition_penalty` divides positive logits (multiplies negative ones) of tokens among the last
+    `repetition_window` of prompt and answer (0: all of them; arXiv 1909.05858). `presence_penalty` is subtracted
+    once, and `frequency_penalty` as often as it occurs, for tokens of the answer. `logit_bias` is added to the
+    logits of token ids. At `temperature` 0 the likeliest token is taken; otherwise one is drawn from softmax(logits /
+    temperature), among the `top_k` likeliest (0: all), among those that it takes for a probability of `top_p`, and
+    among those at least `min_p` times as likely as the likeliest. The random key of the i-th token is (`seed`, i),
+    whoever shares the batch.
+
+    Raises UsageError, naming the value, when one is out of range.
     """
 
+    repetition_penalty: float = 1.0
+    repetition_window: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise UsageError(f"temperature must be 0 or more, not {self.temperature}")
-        if not 0 <= self.seed <= MAX_SEED:
-            raise UsageError(f"seed must be from 0 to {MAX_SEED}, not {self.seed}")
+        infinity = math.inf
+        _check("repetition_penalty", self.repetition_penalty, 0, 100, above=True)
+        _check("repetition_window", self.repetition_window, 0, infinity)
+        _check("presence_penalty", self.presence_penalty, -100, 100)
+        _check("frequency_penalty", self.frequency_penalty, -100, 100)
+        _check("temperature", self.temperature, 0, 100)
+        _check("top_k", self.top_k, 0, infinity)
+        _check("top_p", self.top_p, 0, 1)
+        _check("min_p", self.min_p, 0, 1)
+        _check("seed", self.seed, 0, MAX_SEED)
+        for token_id, bias in self.logit_bias.items():
+            _check(f"logit_bias of token {token_id}", bias, -1000, 1000)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is always taken."""
+        return self.temperature == 0 or self.top_p == 0 or self.top_k == 1
+
+    @property
+    def truncates(self) -> bool:
+        """Whether some tokens are never drawn for being unlikely."""
+        return not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+
+
+def _check(name: str, value: float, low: float, high: float, *, above: bool = False) -> None:
+    if not low <= value <= high or (above and value == low):
+        bound = f"above {low:g}" if above else f"{low:g} or more"
+        limit = "" if high == math.inf else f" and at most {high:.10g}"
+        raise UsageError(f"{name} must be {bound}{limit}, not {value:g}")
 
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt to go on from. `max_tokens` None means as many as the context holds; `stop_ids` end the answer."""
+    """A prompt to go on from.
+
+    `max_tokens` None means as many as the context holds; `stop_ids` end the answer; with `logprobs` N each token
+    comes with its own log-probability and those of the N likeliest.
+    """
 
     prompt_ids: tuple[int, ...]
     max_tokens: int | None = None
     stop_ids: frozenset[int] = frozenset()
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
             raise UsageError("the prompt is empty, and the model has no token to begin with")
         if self.max_tokens is not None and self.max_tokens < 0:
             raise UsageError(f"max_tokens must be 0 or more, not {self.max_tokens}")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
+            raise UsageError(f"logprobs must be from 0 to {MAX_LOGPROBS}, not {self.logprobs}")
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Natural log-probabilities at one position: the raw log-softmax, before penalties and temperature.
+
+    `chosen` is that of the token that was taken; `top` are (id, log-probability) of the likeliest, in order.
+    """
+
+    chosen: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
 class Output:
-    """News of one request: a token, or its end, or both. Times are in seconds.
+    """News of one request: progress in its prompt, a token, its end. Times are in seconds.
 
-    `at` is when the engine knew, by `time.perf_counter`; `prefill_s`, with the first token, is the time that the
-    prompt took; `kv_bytes`, at the end, is the size of its cache.
+    `prefilled` counts the tokens of the prompt that are computed. `at` is when the engine knew, by
+    `time.perf_counter`; `prefill_s`, with the first token, is the time that the prompt took; `kv_bytes` is the size
+    of the request's cache.
     """
 
     request_id: int
@@ -58,5 +120,7 @@ class Output:
     at: float
     finish_reason: FinishReason | None = None
     error: TinyllmError | None = None
+    logprobs: TokenLogprobs | None = None
+    prefilled: int = 0
     prefill_s: float = 0.0
     kv_bytes: int = 0

@@ -127,7 +127,7 @@ class _Loop:
             self._deliver(Output(request_id, None, perf_counter(), "cancelled"))
 
     def _obey(self) -> bool:
-        """Carry out the commands that wait, or wait for one where there is nothing else to do; False ends the loop."""
+        """Carry out the commands that wait, or wait for one where there is nothing to do; False ends the loop."""
         while True:
             try:
                 command = self._commands.get(block=not self._engine.has_work)

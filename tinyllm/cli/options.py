@@ -1,0 +1,95 @@
+"""Options that commands share, and how their values are read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Annotated, Any
+
+import typer
+
+from tinyllm.engine.request import SamplingParams
+from tinyllm.errors import UsageError
+
+Model = Annotated[
+    str | None,
+    typer.Option("-m", "--model", metavar="MODEL", help="A folder, or a repository of the hub (see `tinyllm list`)."),
+]
+System = Annotated[str | None, typer.Option("-s", "--system", metavar="TEXT", help="The system message.")]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(
+        "-n", "--max-tokens", metavar="N", min=0, help="Most tokens to generate; without it, to the answer's end."
+    ),
+]
+Temperature = Annotated[
+    float | None, typer.Option(metavar="T", help="0 takes the likeliest token; higher is more random.")
+]
+TopP = Annotated[
+    float | None, typer.Option(metavar="P", help="Draw among the likeliest tokens that make up probability P.")
+]
+TopK = Annotated[int | None, typer.Option(metavar="K", help="Draw among the K likeliest tokens; 0: all.")]
+MinP = Annotated[
+    float | None, typer.Option(metavar="P", help="Draw among tokens at least P times as likely as the likeliest.")
+]
+RepetitionPenalty = Annotated[
+    float | None, typer.Option(metavar="R", help="Above 1, tokens already in the text become less likely.")
+]
+RepetitionWindow = Annotated[
+    int | None, typer.Option(metavar="N", help="How many of the last tokens that looks at; 0: all.")
+]
+PresencePenalty = Annotated[
+    float | None, typer.Option(metavar="X", help="Subtracted from the logits of tokens already in the answer.")
+]
+FrequencyPenalty = Annotated[
+    float | None, typer.Option(metavar="X", help="The same, times how often each occurs in the answer.")
+]
+LogitBias = Annotated[
+    list[str] | None, typer.Option(metavar="ID=V", help="Add V to the logit of token ID; may be repeated.")
+]
+Seed = Annotated[int | None, typer.Option(metavar="N", help="Makes a random answer repeatable.")]
+Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End the answer before TEXT; may be repeated.")]
+Think = Annotated[
+    bool | None, typer.Option("--think/--no-think", help="Ask the template for reasoning, or for none.")
+]
+TemplateArg = Annotated[
+    list[str] | None,
+    typer.Option(metavar="K=V", help="Set a variable of the chat template, V as JSON or text; may be repeated."),
+]
+Dtype = Annotated[str | None, typer.Option(metavar="TYPE", help="Compute in float32, float16 or bfloat16.")]
+Device = Annotated[str | None, typer.Option(metavar="DEVICE", help="Compute on cpu or gpu.")]
+Offline = Annotated[bool, typer.Option("--offline", help="Make no connection at all.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.")]
+
+
+def check_sampling(settings: Mapping[str, Any]) -> None:
+    """Raise UsageError, before a model is loaded, for a sampling value that is out of range."""
+    names = {field.name for field in fields(SamplingParams)}
+    SamplingParams(**{name: value for name, value in settings.items() if name in names and value is not None})
+
+
+def read_logit_bias(pairs: list[str] | None) -> dict[int, float] | None:
+    """Read ID=V pairs. Raises UsageError for one that is none."""
+    biases: dict[int, float] = {}
+    for pair in pairs or []:
+        token_id, _, value = pair.partition("=")
+        try:
+            biases[int(token_id)] = float(value)
+        except ValueError:
+            raise UsageError(f"--logit-bias must be a token id, =, and a number, not {pair!r}") from None
+    return biases or None
+
+
+def read_template_args(pairs: list[str] | None, think: bool | None) -> dict[str, Any]:
+    """Read K=V pairs, V as JSON or else as text; `think` sets what templates call it. Raises UsageError."""
+    values: dict[str, Any] = {} if think is None else {"enable_thinking": think, "thinking": think}
+    for pair in pairs or []:
+        name, equals, value = pair.partition("=")
+        if not name or not equals:
+            raise UsageError(f"--template-arg must be a name, =, and a value, not {pair!r}")
+        try:
+            values[name] = json.loads(value)
+        except ValueError:
+            values[name] = value
+    return values

@@ -1,0 +1,50 @@
+"""What a person sees on a terminal while there is no answer yet; nothing where nobody watches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tinyllm.cli import console
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.status import Status
+
+
+class Progress:
+    """One line on stderr that turns, and makes way for text. A context manager, which leaves no trace of it."""
+
+    def __init__(self) -> None:
+        self._console: Console | None = None
+        self._status: Status | None = None
+        if console.on_terminal():
+            from rich.console import Console
+
+            self._console = Console(stderr=True)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.clear()
+
+    def show(self, doing: str) -> None:
+        """Say what is being done, in place of what was said before."""
+        if self._console is None:
+            return
+        if self._status is None:
+            self._status = self._console.status(doing)
+            self._status.start()
+        self._status.update(doing)
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+    def aside(self, text: str) -> None:
+        """Show text that is not the answer, dimmed, in place of the line."""
+        self.clear()
+        if self._console is not None:
+            self._console.print(text, style="dim", end="", markup=False, highlight=False, soft_wrap=True)
