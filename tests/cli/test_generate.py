@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 import tiny
 from process import tinyllm
-
-from tinyllm.checkpoint import locate
-from tinyllm.errors import ModelNotFoundError
+from terminal import tinyllm_on_a_terminal
 
 ANSWER = " one two three"
 
@@ -132,15 +130,6 @@ def test_usage_errors_exit_with_2(scripted: Path, arguments: list[str]) -> None:
     assert tinyllm("generate", *prompt, "-m", scripted, *arguments).returncode == 2
 
 
-def test_the_embedded_model_when_it_is_not_fetched_is_one_line_that_says_how(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(locate, "models_folder", lambda: tmp_path)
-    with pytest.raises(ModelNotFoundError, match=r"not been fetched.*fetch_model\.py") as failure:
-        locate.find_model(None)
-    assert "\n" not in str(failure.value)
-
-
 def start(folder: Path) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
         [sys.executable, "-m", "tinyllm", "generate", "x", "-m", str(folder)],
@@ -165,3 +154,128 @@ def test_a_closed_pipe_ends_quietly(endless: Path) -> None:
     process.stdout.close()
     assert process.stderr.read() == b""
     assert process.wait(timeout=60) in (0, 1)
+
+
+def test_ctrl_c_with_json_prints_what_there_is_and_ends_with_130(endless: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tinyllm", "generate", "x", "-m", str(endless), "--json", "--stats"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    wait_until_it_computes(process.pid)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stderr) == (130, b"")
+    assert json.loads(stdout)["finish_reason"] == "cancelled"
+
+
+def test_fault_44_characters_that_stdout_cannot_hold_are_substituted(tmp_path: Path) -> None:
+    folder = tiny.write_scripted_checkpoint(tmp_path, "né")
+    done = tinyllm("generate", "x", "-m", folder, env={"PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"n?\n", b"")
+
+
+def test_fault_44_redirected_output_has_no_escape_codes_though_stderr_is_a_terminal(
+    scripted: Path, tmp_path: Path
+) -> None:
+    with (tmp_path / "answer").open("wb") as file:
+        shown = tinyllm_on_a_terminal("generate", "x", "-m", scripted, stdout=file.fileno())
+    assert (tmp_path / "answer").read_bytes() == f"{ANSWER}\n".encode()
+    assert "loading scripted" in shown
+    assert "answer 4 tokens" in shown and "sampling: greedy" in shown
+
+
+def test_a_terminal_shows_progress_the_answer_and_figures(scripted: Path) -> None:
+    shown = tinyllm_on_a_terminal("generate", "x", "-m", scripted)
+    assert shown.index("loading scripted") < shown.index(ANSWER) < shown.index("tokens/s")
+    assert "tokens/s" not in tinyllm_on_a_terminal("generate", "x", "-m", scripted, "--no-stats")
+
+
+def test_statistics_go_to_stderr_when_asked_for(scripted: Path) -> None:
+    done = tinyllm("generate", "x", "-m", scripted, "--stats", "--temperature", "0.5", "--top-k", "1", "--seed", "3")
+    assert done.stdout == f"{ANSWER}\n".encode()
+    assert b"\x1b" not in done.stderr
+    assert b"sampling: greedy" in done.stderr
+    warm = tinyllm("generate", "x", "-m", scripted, "--stats", "-n", "1", "--temperature", "0.5", "--seed", "3")
+    assert b"sampling: temperature 0.5, seed 3" in warm.stderr
+
+
+def test_fault_25_reasoning_is_not_in_stdout_but_in_json_and_on_a_terminal(tmp_path: Path) -> None:
+    template = tiny.CHAT_TEMPLATE + "{% if add_generation_prompt %}<think>\n{% endif %}{# </think> #}"
+    folder = tiny.write_scripted_checkpoint(tmp_path, tiny.token_ids("a</think>b"), chat_template=template)
+    assert tinyllm("generate", "x", "-m", folder).stdout == b"b\n"
+    report = json.loads(tinyllm("generate", "x", "-m", folder, "--json").stdout)
+    assert (report["reasoning"], report["text"]) == ("a", "b")
+    assert "\x1b[2ma\x1b[0m" in tinyllm_on_a_terminal("generate", "x", "-m", folder)
+
+
+def test_stop_and_bias_and_logprobs_do_what_their_help_says(scripted: Path) -> None:
+    one, two, three = tiny.token_ids(ANSWER)
+    report = json.loads(
+        tinyllm("generate", "x", "-m", scripted, "--json", "--stop", "zz", "--stop", "o th", "--logprobs", "1").stdout
+    )
+    assert (report["text"], report["stop"], report["finish_reason"]) == (" one tw", "o th", "stop")
+    assert [entry["top"][0][0] for entry in report["logprobs"]] == report["token_ids"] == [one, two, three]
+    biased = tinyllm(
+        "generate", "x", "-m", scripted, "--logit-bias", f"{one}=-99", "--logit-bias", f"{three}=50", "-n", "1"
+    )
+    assert biased.stdout == b" three\n"
+
+
+def test_think_and_template_arguments_reach_the_template(tmp_path: Path) -> None:
+    template = "{{ enable_thinking is defined and enable_thinking }}{{ k }}{{ messages[0]['content'] }}"
+    folder = tiny.write_scripted_checkpoint(tmp_path, ANSWER, chat_template=template)
+    asked = ("-m", folder, "--template-arg", 'k={"a": 1}')
+    assert prompt_ids("x", *asked) == tiny.token_ids("False{'a': 1}x")
+    assert prompt_ids("x", *asked, "--think") == tiny.token_ids("True{'a': 1}x")
+    assert prompt_ids("x", "-m", folder, "--no-think", "--template-arg", "k=é") == tiny.token_ids("Falseéx")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--top-p", "1.5"], "top_p"),
+        (["--top-k", "-1"], "top_k"),
+        (["--min-p", "nan"], "min_p"),
+        (["--temperature", "-1"], "temperature"),
+        (["--repetition-penalty", "0"], "repetition_penalty"),
+        (["--repetition-window", "-1"], "repetition_window"),
+        (["--presence-penalty", "inf"], "presence_penalty"),
+        (["--frequency-penalty", "1000"], "frequency_penalty"),
+        (["--seed", "4294967296"], "seed"),
+        (["--logit-bias", "x=1"], "--logit-bias"),
+        (["--logit-bias", "7"], "--logit-bias"),
+        (["--template-arg", "x"], "--template-arg"),
+        (["--stop", ""], "stop string"),
+        (["--logprobs", "1"], "--logprobs"),
+        (["--raw", "--think"], "--raw"),
+    ],
+)
+def test_every_value_is_checked_and_told_in_one_line(scripted: Path, arguments: list[str], named: str) -> None:
+    done = tinyllm("generate", "x", "-m", scripted, *arguments)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert named in done.stderr.decode() and done.stderr.count(b"\n") == 1
+
+
+def test_a_full_disk_under_stdout_is_one_line(scripted: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full on this system")
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "tinyllm", "generate", "x", "-m", str(scripted)],
+            stdin=subprocess.DEVNULL,
+            stdout=full,
+            stderr=subprocess.PIPE,
+        )
+    assert done.returncode == 1
+    assert done.stderr == b"tinyllm: No space left on device\n"
+
+
+def wait_until_it_computes(pid: int) -> None:
+    """Wait until a process has used a second of processor time: it is past loading such a small model by then."""
+    import psutil
+
+    process = psutil.Process(pid)
+    while sum(process.cpu_times()[:2]) < 2:
+        assert process.is_running()

@@ -8,6 +8,9 @@ import typer
 
 from tinyllm import __version__
 from tinyllm.cli.generate import generate
+from tinyllm.cli.models import list_models
+from tinyllm.cli.pull import pull
+from tinyllm.cli.use import use
 
 app = typer.Typer(
     name="tinyllm",
@@ -18,6 +21,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(generate)
+app.command()(pull)
+app.command("list")(list_models)
+app.command()(use)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,0 +1,40 @@
+"""A pseudo-terminal for a real process, as a person's terminal is."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+
+def tinyllm_on_a_terminal(
+    *arguments: str | Path, stdout: int | None = None, env: dict[str, str] | None = None
+) -> str:
+    """Run `tinyllm ARGUMENTS` on a terminal of 80 columns, and return everything that it showed there.
+
+    `stdout` is a file descriptor that takes the answer instead of the terminal.
+    """
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tinyllm", *map(str, arguments)],
+        stdin=slave,
+        stdout=slave if stdout is None else stdout,
+        stderr=slave,
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", **(env or {})},
+    )
+    os.close(slave)
+    shown = bytearray()
+    while select.select([master], [], [], 120)[0]:
+        try:
+            piece = os.read(master, 65536)
+        except OSError:  # Linux's way of saying that the other end is closed
+            break
+        if not piece:
+            break
+        shown += piece
+    process.wait(timeout=60)
+    os.close(master)
+    return shown.decode()

@@ -1,0 +1,56 @@
+"""`tinyllm use`: the model that is meant where none is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tinyllm.cli import console, options
+from tinyllm.errors import ModelNotFoundError, UsageError
+
+
+def use(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="MODEL", help="A folder, OWNER/NAME, or default; without it, show the one in use."),
+    ] = None,
+    clear: Annotated[bool, typer.Option("--clear", help="Forget the choice: back to the embedded model.")] = False,
+    debug: options.Debug = False,
+) -> None:
+    """Choose the model that is used where none is named, or show it and who chose it."""
+
+    def command() -> None:
+        from tinyllm.checkpoint.choice import ENVIRONMENT, choose, save_choice
+
+        if clear and model is not None:
+            raise UsageError("--clear forgets the choice, and takes no model")
+        if clear or model is not None:
+            save_choice(None if model is None else _stored_name(model))
+        choice = choose()
+        if model is not None and choice.source == f"${ENVIRONMENT}":
+            console.say(f"kept for later: ${ENVIRONMENT} is set, and goes before it")
+        console.write(f"{choice.name} ({choice.source})\n")
+
+    raise typer.Exit(console.run(command, debug=debug))
+
+
+def _stored_name(model: str) -> str:
+    """Return the name to keep: a folder's whole path, since the next command may run elsewhere."""
+    from tinyllm.checkpoint import hub_cache, locate
+    from tinyllm.checkpoint.choice import DEFAULT
+
+    if model == DEFAULT:
+        return model
+    folder = locate.local_folder(model)
+    if folder is not None:
+        return str(folder.resolve()) if Path(model).expanduser().is_dir() else model
+    repo, revision = locate.split_revision(model)
+    if not hub_cache.is_repository(repo):
+        raise ModelNotFoundError(
+            f"{model}: there is no such folder here, and it is not the name of a repository (OWNER/NAME)"
+        )
+    if hub_cache.find_snapshot(repo, revision or hub_cache.MAIN) is None:
+        console.say(f"{model} is not on this machine: its first use downloads it, or now tinyllm pull {model}")
+    return model
