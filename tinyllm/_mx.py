@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 
+from tinyllm import backends
 from tinyllm.blas import load_blas
 from tinyllm.errors import BackendError
 
@@ -15,11 +16,8 @@ BLAS = load_blas()
 try:
     import mlx.core as mx
 except ImportError as error:
-    _hint = (
-        "install the package's extra for this machine: pip install -e '.[cpu]' (or cuda12, cuda13)"
-        if sys.platform == "linux"
-        else "on a Mac it needs Apple Silicon and a Python built for arm64: pip install mlx"
-    )
-    raise BackendError(f"MLX cannot be loaded ({str(error).splitlines()[0]}); {_hint}") from error
+    raise BackendError(backends.explain_absence(error)) from error
+
+backends.refuse_several(sys.path)
 
 __all__ = ["BLAS", "mx"]
