@@ -84,13 +84,15 @@ def test_fault_13_the_answer_stops_on_the_union_of_all_end_tokens(tmp_path: Path
     assert chunks[-1].token_ids == (two,)
 
 
-def test_fault_31_an_empty_prompt_starts_from_bos_or_says_why_not(tmp_path: Path) -> None:
+def test_fault_31_an_empty_prompt_starts_from_bos_or_says_why_not(llm: LLM, tmp_path: Path) -> None:
+    assert llm.generate("", max_tokens=0).prompt_token_ids == (tiny.BOS,)
     folder = tiny.write_scripted_checkpoint(tmp_path, ANSWER)
-    with LLM(folder) as llm, pytest.raises(UsageError, match="empty"):
-        llm.generate("")
+    tiny.write_tokenizer(folder, bos_token=None)
+    with LLM(folder) as without_bos, pytest.raises(UsageError, match="empty"):
+        without_bos.generate("")
 
 
-def test_a_model_without_a_template_generates_but_does_not_chat(tmp_path: Path) -> None:
+def test_fault_21_a_model_without_a_template_generates_but_does_not_chat(tmp_path: Path) -> None:
     with LLM(tiny.write_scripted_checkpoint(tmp_path, ANSWER, chat_template=None)) as llm:
         assert llm.generate("go").text() == ANSWER
         with pytest.raises(ChatTemplateError):
@@ -204,6 +206,12 @@ def test_logprobs_come_with_every_token(llm: LLM) -> None:
     for chunk in with_tokens:
         assert chunk.logprobs[0].top[0] == (chunk.token_ids[0], pytest.approx(chunk.logprobs[0].chosen))
         assert chunk.logprobs[0].chosen <= 0
+
+
+def test_a_raw_prompt_may_write_control_tokens_when_asked(llm: LLM) -> None:
+    written = "<|im_start|>user"
+    assert 1 not in llm.generate(written, max_tokens=0).prompt_token_ids
+    assert llm.generate(written, max_tokens=0, parse_special=True).prompt_token_ids[0] == 1
 
 
 def test_fault_19_control_tokens_that_a_user_types_are_plain_text(llm: LLM) -> None:

@@ -147,19 +147,23 @@ class LLM:
         self,
         prompt: str,
         *,
+        parse_special: bool = False,
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         logprobs: int | None = None,
         **sampling: Unpack[Sampling],
     ) -> Answer:
-        """Continue `prompt`, taken as it is.
+        """Continue `prompt`, taken as it is; an empty one starts from the model's first token, where it has one.
+
+        With `parse_special`, control tokens that are written in it ("<|im_start|>") count as such.
 
         Without `max_tokens` the answer ends where the model or the context ends; one of the `stop` strings ends it
         before. With `logprobs` N, chunks carry the log-probabilities of their tokens and of the N likeliest. Sampling
         values are those of `SamplingParams`; what is left out is as generation_config.json states it, else greedy.
         Without a `seed` one is drawn.
         """
-        prompt_ids = self.tokenizer.encode(prompt)
+        bos = self.tokenizer.bos_id
+        prompt_ids = self.tokenizer.encode(prompt, parse_special=parse_special) or ([] if bos is None else [bos])
         text = TextStream(self.tokenizer, prompt_ids, stops=stop, tells_reasoning=False)
         return self._answer(prompt_ids, text, max_tokens, logprobs, sampling)
 

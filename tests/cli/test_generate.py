@@ -142,7 +142,7 @@ def start(folder: Path) -> subprocess.Popen[bytes]:
     return process
 
 
-def test_ctrl_c_ends_with_130_and_no_traceback(endless: Path) -> None:
+def test_fault_43_ctrl_c_ends_with_130_and_no_traceback(endless: Path) -> None:
     process = start(endless)
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
@@ -230,6 +230,20 @@ def test_think_and_template_arguments_reach_the_template(tmp_path: Path) -> None
     assert prompt_ids("x", *asked) == tiny.token_ids("False{'a': 1}x")
     assert prompt_ids("x", *asked, "--think") == tiny.token_ids("True{'a': 1}x")
     assert prompt_ids("x", "-m", folder, "--no-think", "--template-arg", "k=é") == tiny.token_ids("Falseéx")
+
+
+def test_fault_22_a_template_that_rejects_the_system_role_says_so_in_its_own_words(tmp_path: Path) -> None:
+    template = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    folder = tiny.write_scripted_checkpoint(tmp_path, ANSWER, chat_template=template + tiny.CHAT_TEMPLATE)
+    assert tinyllm("generate", "x", "-m", folder).stdout == f"{ANSWER}\n".encode()
+    done = tinyllm("generate", "x", "-m", folder, "-s", "be brief")
+    assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (1, b"", 1)
+    assert b"System role not supported" in done.stderr
+
+
+def test_fault_43_no_prompt_and_no_stdin_is_a_usage_error_and_never_waits(scripted: Path) -> None:
+    done = tinyllm("generate", "-m", scripted)
+    assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (2, b"", 1)
 
 
 @pytest.mark.parametrize(

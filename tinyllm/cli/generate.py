@@ -44,7 +44,7 @@ def generate(
     think: options.Think = None,
     template_arg: options.TemplateArg = None,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
+        bool, typer.Option("--raw", help="Continue the prompt as it is: no template, and control tokens count.")
     ] = False,
     logprobs: Annotated[
         int | None,
@@ -94,7 +94,7 @@ def generate(
         with Progress() as progress:
             llm = load(model, dtype=dtype, device=device, offline=offline, progress=progress)
             if raw or llm.tokenizer.chat_template is None:
-                answer = llm.generate(text, **settings)
+                answer = llm.generate(text, parse_special=raw, **settings)
             else:
                 answer = llm.chat(_messages(text, system), template_args=template_args, **settings)
             if as_json:

@@ -1,0 +1,37 @@
+"""What all tests share. `tiny.py` beside this file writes small checkpoints."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import tiny
+from hypothesis import settings
+
+# Examples are the same in every run, and none fails for being slow.
+settings.register_profile("tinyllm", derandomize=True, deadline=None, database=None)
+settings.load_profile("tinyllm")
+
+REAL_MODEL = Path(__file__).parent.parent / "models" / "SmolLM2-135M-Instruct-from-Q4_1"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs the real model where it is not fetched, and parity tests where nobody asked for them."""
+    for item in items:
+        if item.get_closest_marker("real_model") and not (REAL_MODEL / "model.safetensors").exists():
+            item.add_marker(pytest.mark.skip(reason="the embedded model is not fetched: scripts/fetch_model.py"))
+        if item.get_closest_marker("parity") and os.environ.get("TINYLLM_PARITY") != "1":
+            item.add_marker(pytest.mark.skip(reason="needs torch and transformers: TINYLLM_PARITY=1"))
+
+
+@pytest.fixture(scope="session")
+def real_model() -> Path:
+    """The folder of the embedded model; use it in tests marked `real_model`."""
+    return REAL_MODEL
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random llama with a chat template. Shared: a test that changes a file writes its own."""
+    return tiny.write_checkpoint(tmp_path_factory.mktemp("tiny") / "llama", chat_template=tiny.CHAT_TEMPLATE)
