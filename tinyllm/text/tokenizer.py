@@ -67,7 +67,8 @@ class Tokenizer:
         self.special_ids = frozenset(i for i, token in self._added.items() if token.special)
         self.bos_id = self._named_id("bos_token")
         self.pad_id = self._named_id("pad_token")
-        self.eos_ids = frozenset({self._named_id("eos_token")} - {None})
+        eos_id = self._named_id("eos_token")
+        self.eos_ids = frozenset[int]() if eos_id is None else frozenset({eos_id})
 
     @classmethod
     def from_path(cls, path: Path) -> Tokenizer:

@@ -1,0 +1,61 @@
+"""The folders that scripts/make_golden.py wrote: what they hold, and how a model is run over them."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from tinyllm._mx import mx
+from tinyllm.checkpoint.weights import WeightStore
+from tinyllm.config.config import Config
+from tinyllm.model.transformer import ModelForCausalLM
+from tinyllm.ops.features import ModelFeatures
+
+GOLDEN = Path(__file__).parent / "golden"
+FOLDERS = tuple(sorted(path.parent.name for path in GOLDEN.glob("*/expected.safetensors")))
+FEATURES = {"fused": ModelFeatures(), "reference": ModelFeatures.reference()}
+TOLERANCE = 1e-4  # of the expected logits' standard deviation, in float32
+LONG, STEPS, CHUNK = 100, 4, 7  # of more than LONG ids, only the last STEPS are fed one by one
+
+
+def dialects(name: str) -> list[str]:
+    """Return the names of all config files of a folder, each of which describes the same model."""
+    return sorted(path.name for path in (GOLDEN / name).glob("config*.json"))
+
+
+def feedings(n: int) -> dict[str, list[int]]:
+    """Return the ways to feed `n` ids: the lengths of the pieces."""
+    if n > LONG:
+        half = n // 2
+        return {"one pass": [n], "halves, then one by one": [half, n - half - STEPS, *[1] * STEPS]}
+    chunks = [min(CHUNK, n - start) for start in range(0, n, CHUNK)]
+    return {"one pass": [n], "one by one": [1] * n, "in chunks": chunks}
+
+
+@lru_cache(maxsize=4)
+def expected(name: str) -> tuple[mx.array, mx.array]:
+    """Return ids (1, n), and logits (k, vocab) after the last k of them."""
+    arrays = mx.load(str(GOLDEN / name / "expected.safetensors"))
+    return arrays["ids"][None], arrays["logits"]
+
+
+def build(config: Config, folder: Path, features: ModelFeatures) -> ModelForCausalLM:
+    """Make a float32 model of a folder's weights as `config`, which need not be the folder's own, has it."""
+    return ModelForCausalLM(config, WeightStore.from_path(folder).cast(mx.float32), features)
+
+
+def run(model: ModelForCausalLM, ids: mx.array, pieces: list[int]) -> mx.array:
+    """Feed ids (1, n) piece by piece through one set of caches: logits (n, vocab)."""
+    caches = model.create_kv_cache()
+    logits = []
+    start = 0
+    for size in pieces:
+        logits.append(model(ids[:, start : start + size], start, caches)[0])
+        mx.eval(logits[-1])
+        start += size
+    return mx.concatenate(logits)
+
+
+def difference(actual: mx.array, wanted: mx.array) -> float:
+    """Return the largest difference from `wanted` (k, vocab) of the last k rows, in its standard deviations."""
+    return (mx.abs(actual[-wanted.shape[0] :] - wanted).max() / mx.std(wanted)).item()

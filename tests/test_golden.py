@@ -1,0 +1,159 @@
+"""Every golden checkpoint gives the logits of transformers, however config.json is written and the ids are fed.
+
+Among them are the two ways to say the kind of RoPE (fault 09), a theta that is inside `rope_parameters` alone, or
+nested, or overruling a stale one (fault 10), absent keys (fault 12), and a model that only its nested config ties
+(fault 02).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import golden_cases
+import pytest
+from golden_cases import FEATURES, FOLDERS, GOLDEN, TOLERANCE, build, difference, expected, feedings, run
+from safetensors import safe_open
+
+from tinyllm._mx import mx
+from tinyllm.config.config import Config
+from tinyllm.config.rope import Llama3Scaling, RopeConfig, YarnScaling
+from tinyllm.model.load import load_model
+
+FAR = 100
+OTHER_DIALECTS = [
+    (name, dialect) for name in FOLDERS for dialect in golden_cases.dialects(name) if dialect != "config.json"
+]
+
+
+@pytest.mark.parametrize("features", FEATURES)
+@pytest.mark.parametrize("name", FOLDERS)
+def test_logits_are_those_of_transformers(name: str, features: str) -> None:
+    """Fed at once, token by token and in chunks."""
+    ids, wanted = expected(name)
+    model = load_model(GOLDEN / name, FEATURES[features], dtype=mx.float32)
+    off = {how: difference(run(model, ids, pieces), wanted) for how, pieces in feedings(ids.shape[1]).items()}
+    assert max(off.values()) <= TOLERANCE, off
+
+
+@pytest.mark.parametrize(("name", "dialect"), OTHER_DIALECTS)
+def test_dialects_are_the_same_model(name: str, dialect: str) -> None:
+    config = Config.from_json_file(GOLDEN / name / dialect)
+    assert config == Config.from_json_file(GOLDEN / name)
+    ids, wanted = expected(name)
+    for features in FEATURES.values():
+        assert difference(build(config, GOLDEN / name, features)(ids)[0], wanted) <= TOLERANCE
+
+
+# ---------------------------------------------------------------- that they could fail
+
+
+def with_attention(config: Config, **changes: Any) -> Config:
+    """The same model with other attention in every layer."""
+    layers = (replace(layer, attention=replace(layer.attention, **changes)) for layer in config.layers)
+    return replace(config, layers=tuple(layers))
+
+
+def rope_mutants(rope: RopeConfig) -> Iterator[tuple[str, RopeConfig]]:
+    yield "theta", replace(rope, theta=rope.theta * 1.2)
+    if rope.scaling is not None:
+        yield "no scaling", replace(rope, scaling=None)
+        yield "factor", replace(rope, scaling=replace(rope.scaling, factor=rope.scaling.factor * 1.2))
+    if isinstance(rope.scaling, Llama3Scaling):
+        yield "low_freq_factor", replace(rope, scaling=replace(rope.scaling, low_freq_factor=2.0))
+        yield "high_freq_factor", replace(rope, scaling=replace(rope.scaling, high_freq_factor=3.0))
+    if isinstance(rope.scaling, YarnScaling):
+        yield "truncate", replace(rope, scaling=replace(rope.scaling, truncate=not rope.scaling.truncate))
+        yield "attention_factor", replace(rope, scaling=replace(rope.scaling, attention_factor=1.0))
+        yield "beta_slow", replace(rope, scaling=replace(rope.scaling, beta_slow=0.2))
+        yield "original", replace(rope, scaling=replace(rope.scaling, original_max_position_embeddings=256))
+        if rope.scaling.mscale is not None:
+            yield "mscale", replace(rope, scaling=replace(rope.scaling, mscale=None))
+
+
+def mutants(config: Config) -> Iterator[tuple[str, Config]]:
+    """Models that differ in one thing that the config of a golden says."""
+    attention = config.layers[-1].attention
+    for what, rope in rope_mutants(attention.rope):
+        yield what, with_attention(config, rope=rope)
+    if attention.rope.dims < attention.head_dim:
+        yield "whole heads rotated", with_attention(config, rope=replace(attention.rope, dims=attention.head_dim))
+    windows = {layer.attention.window for layer in config.layers} - {None}
+    for window in windows:
+        yield "no window", with_attention(config, window=None)
+        yield "wider window", with_attention(config, window=window + max(1, window // 64))
+    if len({layer.attention.window for layer in config.layers}) > 1:
+        yield "window everywhere", with_attention(config, window=max(windows))
+        yield "other layers windowed", replace(config, layers=config.layers[::-1])
+    if attention.qk_norm:
+        yield "no q/k norm", with_attention(config, qk_norm=False)
+    if config.rms_norm_eps > 1e-3:
+        layers = tuple(replace(layer, norm_eps=1e-6) for layer in config.layers)
+        yield "epsilon of the layers", replace(config, layers=layers)
+        yield "epsilon of the last norm", replace(config, rms_norm_eps=1e-6)
+    if not config.tie_word_embeddings:
+        yield "tied", replace(config, tie_word_embeddings=True)
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_golden_would_show_a_fault(name: str) -> None:
+    """Each golden is off by far more than the tolerance when one thing that its config says is not done."""
+    ids, wanted = expected(name)
+    config = Config.from_json_file(GOLDEN / name)
+    off = {
+        what: difference(build(mutant, GOLDEN / name, FEATURES["fused"])(ids)[0], wanted)
+        for what, mutant in mutants(config)
+    }
+    assert min(off.values()) > FAR * TOLERANCE, off
+
+
+def test_null_window_is_not_the_default_window() -> None:
+    """Fault 12: in Mistral an absent `sliding_window` is 4096, and a null one is none."""
+    assert {layer.attention.window for layer in Config.from_json_file(GOLDEN / "mistral-no-window").layers} == {None}
+    sparse = Config.from_json_file(GOLDEN / "mistral-window-default" / "config.sparse.json")
+    assert {layer.attention.window for layer in sparse.layers} == {4096}
+    ids, wanted = expected("mistral-no-window")
+    windowed = with_attention(Config.from_json_file(GOLDEN / "mistral-no-window"), window=4096)
+    model = build(windowed, GOLDEN / "mistral-no-window", FEATURES["fused"])
+    assert difference(model(ids)[0], wanted) > FAR * TOLERANCE
+
+
+# ---------------------------------------------------------------- the folders themselves
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_folder_is_small(name: str) -> None:
+    assert sum(file.stat().st_size for file in (GOLDEN / name).iterdir()) < 150_000
+
+
+def test_sharded_golden_has_shards() -> None:
+    assert len(list((GOLDEN / "llama-sharded").glob("model-*.safetensors"))) > 1
+
+
+def test_other_towers_are_left_out_with_one_notice(caplog: pytest.LogCaptureFixture) -> None:
+    with safe_open(GOLDEN / "mistral3" / "model.safetensors", "np") as file:
+        others = sum(name.startswith(("vision_tower.", "multi_modal_projector.")) for name in file.keys())  # noqa: SIM118 (it is no dict)
+    with caplog.at_level(logging.WARNING, "tinyllm"):
+        load_model(GOLDEN / "mistral3")
+    assert [record.message.partition(": ")[2] for record in caplog.records] == [
+        f"{others} tensors of parts other than the text model are left out"
+    ]
+
+
+def test_transformers_5_names_of_a_nested_model_are_read(tmp_path: Path) -> None:
+    """The same weights under model.language_model., as transformers 5 has them in memory and some files too."""
+    source = GOLDEN / "mistral3"
+    arrays = mx.load(str(source / "model.safetensors"))
+    renamed = {
+        name.replace("language_model.lm_head.", "lm_head.").replace(
+            "language_model.model.", "model.language_model."
+        ): a
+        for name, a in arrays.items()
+    }
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), renamed)
+    (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
+    ids, wanted = expected("mistral3")
+    assert difference(load_model(tmp_path, dtype=mx.float32)(ids)[0], wanted) <= TOLERANCE
