@@ -9,6 +9,9 @@ import pytest
 import tiny
 from hypothesis import settings
 
+# Several workers share the cores, and a BLAS whose threads wait for each other by spinning takes them away.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # Examples are the same in every run, and none fails for being slow.
 settings.register_profile("tinyllm", derandomize=True, deadline=None, database=None)
 settings.load_profile("tinyllm")

@@ -3,7 +3,12 @@
     TinyllmError                      exit 1, one line
     ├── UsageError                    exit 2: a flag or value that cannot be meant
     ├── BackendError                  no usable MLX, or not the device that was asked for
-    ├── ModelNotFoundError            no such folder, or the embedded model is not fetched
+    ├── ModelNotFoundError            no such folder or repository, or the embedded model is not fetched
+    ├── HubError                      the hub does not give what it has, or cannot be reached
+    │   ├── GatedRepositoryError      a licence to accept, or a token to set
+    │   └── OfflineError              not on this machine, and connections are forbidden
+    ├── DoesNotFitError               more memory or disk than this machine has
+    ├── SettingsError                 the file with the person's choice cannot be read or written
     ├── ConfigError                   config.json cannot be read as a supported model
     │   ├── MissingKeyError           a key without a default is absent
     │   ├── UnknownKeyError           a key that would change the numbers in an unknown way
@@ -17,7 +22,9 @@
     ├── TokenizerError                tokenizer.json is absent, broken or disagrees with the weights
     ├── ChatTemplateError             the template is absent, broken, unsafe, or rejects the messages
     ├── ContextLengthError            more tokens than the model can attend to
-    └── NonFiniteLogitsError          the network produced inf or NaN
+    ├── NonFiniteLogitsError          the network produced inf or NaN
+    ├── SlowerError                   exit 3: a benchmark is slower than an earlier one by more than was allowed
+    └── DisagreementError             a checkpoint whose logits are known gives others on this machine
 
 Messages are one line: what is wrong, where, and what to do next. `cli` prints them and exits with `exit_code`.
 """
@@ -29,6 +36,10 @@ class TinyllmError(Exception):
     """A foreseen failure; `str()` of it is the one line a user reads."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        """Return the message as one line, fit for a terminal: what comes from files may hold anything."""
+        return "".join(c if c.isprintable() else repr(c)[1:-1] for c in super().__str__())
 
 
 class UsageError(TinyllmError):
@@ -42,7 +53,27 @@ class BackendError(TinyllmError):
 
 
 class ModelNotFoundError(TinyllmError):
-    """There is no such model folder, or the embedded model has not been fetched."""
+    """There is no such model folder or repository, or the embedded model has not been fetched."""
+
+
+class HubError(TinyllmError):
+    """The hub does not give what it has, or cannot be reached."""
+
+
+class GatedRepositoryError(HubError):
+    """The hub asks for an accepted licence, or for a token."""
+
+
+class OfflineError(HubError):
+    """A model is not on this machine, and connections are forbidden."""
+
+
+class DoesNotFitError(TinyllmError):
+    """A model needs more memory or disk than this machine has."""
+
+
+class SettingsError(TinyllmError):
+    """The file that holds a person's choice cannot be read or written."""
 
 
 class ConfigError(TinyllmError):
@@ -99,3 +130,13 @@ class ContextLengthError(TinyllmError):
 
 class NonFiniteLogitsError(TinyllmError):
     """The network produced inf or NaN, so that no token can be chosen."""
+
+
+class SlowerError(TinyllmError):
+    """A benchmark is slower than an earlier one by more than was allowed."""
+
+    exit_code = 3
+
+
+class DisagreementError(TinyllmError):
+    """A checkpoint whose logits are known gives others on this machine."""

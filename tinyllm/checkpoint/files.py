@@ -10,6 +10,7 @@ from tinyllm.errors import CheckpointError, MissingFileError, UnsafePathError
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+_MAX_INDEX_BYTES = 1 << 28
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -30,7 +31,10 @@ def checked_file(folder: Path, name: str) -> Path:
     if not name or Path(name).is_absolute() or ".." in Path(name).parts or "\\" in name:
         raise UnsafePathError(f"{folder}: the file name {name!r} leads out of the folder, and is not followed")
     path = folder / name
-    real, home = path.resolve(), folder.resolve()
+    try:
+        real, home = path.resolve(), folder.resolve()
+    except (OSError, ValueError, RuntimeError):  # a link that leads to itself, a name that no file can have
+        raise UnsafePathError(f"{folder}: the file name {name!r} leads nowhere, and is not followed") from None
     if real.is_relative_to(home) or _is_hub_blob(real, home):
         return path
     raise UnsafePathError(f"{path}: a link that leads out of the folder, and is not followed")
@@ -47,9 +51,9 @@ def find_weight_files(folder: Path) -> WeightFiles:
     Raises MissingFileError when there are none (pickled weights are never read), or when a shard is absent and no
     complete `model.safetensors` stands beside the index; UnsafePathError for an index that leads out of the folder.
     """
-    if (folder / INDEX).exists():
+    if _exists(folder / INDEX):
         return _from_index(folder)
-    if (folder / SINGLE).exists():
+    if _exists(folder / SINGLE):
         return WeightFiles((checked_file(folder, SINGLE),))
     names = sorted(path.name for path in folder.glob("*.safetensors") if not path.name.startswith("consolidated"))
     if names:
@@ -64,17 +68,24 @@ def find_weight_files(folder: Path) -> WeightFiles:
 
 
 def _from_index(folder: Path) -> WeightFiles:
-    index = read_json_object(checked_file(folder, INDEX))
+    index = read_json_object(checked_file(folder, INDEX), _MAX_INDEX_BYTES)
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise CheckpointError(f"{folder / INDEX}: has no weight_map from tensor names to file names")
     names = sorted(set(weight_map.values()))
     paths = {name: checked_file(folder, name) for name in names}
-    absent = tuple(name for name in names if not paths[name].exists())
+    absent = tuple(name for name in names if not _exists(paths[name]))
     if not absent:
         return WeightFiles(tuple(paths.values()))
-    if (folder / SINGLE).exists():
+    if _exists(folder / SINGLE):
         return WeightFiles((checked_file(folder, SINGLE),), absent)
     raise MissingFileError(
         f"{folder}: the index names files that are not there: {', '.join(absent)}; download the model again"
     )
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name that is too long, a folder that may not be entered
+        return False

@@ -7,14 +7,17 @@ one is bad, and refuse headers above 100 MB, which exist; hence this reader.
 
 from __future__ import annotations
 
-import json
 import math
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tinyllm.errors import CorruptFileError
+from tinyllm.config.reader import parse_json
+from tinyllm.errors import CheckpointError, CorruptFileError, MissingFileError
 
+_LONGEST = 1 << 29  # bytes of a header: five times the longest that was seen
+_MOST_DIMENSIONS, _MOST_ELEMENTS = 16, 1 << 63
 BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4,
     "U16": 16, "I16": 16, "F16": 16, "BF16": 16,
@@ -46,26 +49,39 @@ def read_safetensors_header(path: Path) -> dict[str, TensorInfo]:
     Raises CorruptFileError, naming the file and the tensor, for a length that passes the end of the file, a header
     that is not JSON, offsets that disagree with the shape, overlap, leave gaps, or do not end where the file does.
     """
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        prefix = file.read(8)
-        length = int.from_bytes(prefix, "little")
-        if len(prefix) < 8 or length > size - 8:
-            raise CorruptFileError(
-                f"{path}: its header would take {length:,} bytes, but the file has {size:,}: it is cut off,"
-                " or no safetensors file; download it again"
-            )
-        try:
-            header = json.loads(file.read(length))
-        except (ValueError, RecursionError) as error:
-            raise CorruptFileError(f"{path}: its header is not JSON ({error}); download it again") from error
-    if not isinstance(header, dict):
-        raise CorruptFileError(f"{path}: its header is a {type(header).__name__}, not an object")
+    content, size = _read_header(path)
+    try:
+        header = parse_json(content)
+    except ValueError as error:
+        raise CorruptFileError(f"{path}: its header is not JSON ({error}); download it again") from error
+    assert isinstance(header, dict)  # it begins with a brace
     header.pop("__metadata__", None)
-    data_start = 8 + length
+    data_start = 8 + len(content)
     tensors = {name: _tensor_info(path, name, entry, data_start) for name, entry in header.items()}
     _check_layout(path, tensors, data_start, size)
     return tensors
+
+
+def _read_header(path: Path) -> tuple[bytes, int]:
+    """Return the header, unparsed, and the size of the file; nothing is read that the file cannot hold."""
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise CorruptFileError(f"{path}: not a file")
+        with path.open("rb") as file:
+            length, first = int.from_bytes(file.read(8), "little"), file.read(1)
+            if not 2 <= length <= min(status.st_size - 8, _LONGEST):
+                raise CorruptFileError(
+                    f"{path}: its header would take {length:,} bytes, but the file has {status.st_size:,}: it is cut"
+                    " off, or no safetensors file; download it again"
+                )
+            if first != b"{":
+                raise CorruptFileError(f"{path}: its header is no JSON object; download it again")
+            return first + file.read(length - 1), status.st_size
+    except FileNotFoundError:
+        raise MissingFileError(f"{path}: there is no such file; download it again") from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: not readable: {error}") from error
 
 
 def _tensor_info(path: Path, name: str, entry: Any, data_start: int) -> TensorInfo:
@@ -74,7 +90,8 @@ def _tensor_info(path: Path, name: str, entry: Any, data_start: int) -> TensorIn
         counts = [*shape, start, end]
     except (TypeError, KeyError, ValueError):
         raise CorruptFileError(f"{path}: the header's entry for {name!r} is malformed") from None
-    if any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in counts) or not isinstance(dtype, str):
+    sizes = all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < _MOST_ELEMENTS for n in counts)
+    if not sizes or len(shape) > _MOST_DIMENSIONS or not isinstance(dtype, str):
         raise CorruptFileError(f"{path}: the header's entry for {name!r} holds values that are no sizes")
     if dtype not in BITS:
         raise CorruptFileError(f"{path}: tensor {name!r} is of unknown type {dtype!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from tinyllm.checkpoint.safetensors_header import TensorInfo
@@ -15,7 +16,8 @@ from tinyllm.errors import TensorMismatchError
 
 _SHOWN = 6
 _RECOMPUTED = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
-_LAYER = re.compile(r"\.layers\.(\d+)\.")
+_LAYER = re.compile(r"\.layers\.([0-9]{1,9})\.")
+_FLOATS = ("F32", "F16", "BF16")
 
 
 def check_tensors(tensors: Mapping[str, TensorInfo], config: Config, folder: Path) -> frozenset[str]:
@@ -23,50 +25,72 @@ def check_tensors(tensors: Mapping[str, TensorInfo], config: Config, folder: Pat
 
     Raises TensorMismatchError with everything that is missing, surplus or mis-shaped in one line.
     """
-    expected = tensor_shapes(config)
-    needed: dict[str, tuple[int, ...]] = {}
-    contradictions: list[str] = []
-    for name, shape in expected.items():
-        module = name.removesuffix(".weight")
-        if f"{module}.scales" not in tensors:
-            needed[name] = shape
-            continue
-        form = config.quantization.format_of(module) if config.quantization else None
-        if form is None:
-            contradictions.append(f"{module} is packed, but config.json says that it is not")
-            needed |= {f"{module}.{part}": tensors[f"{module}.{part}"].shape for part in ("weight", "scales")}
-            continue
-        needed |= _packed_shapes(module, shape, form)
-
+    needed, contradictions = _needs(tensors, config)
     ignored = {name for name in tensors.keys() - needed.keys() if _is_of_no_use(name, config)}
     missing = needed.keys() - tensors.keys()
     surplus = tensors.keys() - needed.keys() - ignored
-    wrong = {
-        name: f"{name} is {list(tensors[name].shape)}, not {list(shape)}"
-        for name, shape in needed.items()
-        if name in tensors and tensors[name].shape != shape
+    present = {name: (tensors[name], need) for name, need in needed.items() if name in tensors}
+    misshaped = {
+        name: f"{name} is {list(info.shape)}, not {list(need.shape)}"
+        for name, (info, need) in present.items()
+        if info.shape != need.shape
+    }
+    mistyped = {
+        name: f"{name} is {info.dtype}, not {' or '.join(need.types)}"
+        for name, (info, need) in present.items()
+        if info.dtype not in need.types
     }
     problems = [
         *_group("missing", missing),
         *_group("surplus", surplus),
-        *_group("mis-shaped", wrong, wrong),
-        *contradictions[:_SHOWN],
+        *_group("mis-shaped", misshaped, misshaped),
+        *_group("of another type", mistyped, mistyped),
+        *_group("contradicting it", contradictions, contradictions),
     ]
     if problems:
         raise TensorMismatchError(f"{folder}: the weights do not fit config.json: {'; '.join(problems)}")
     return frozenset(ignored)
 
 
-def _packed_shapes(module: str, shape: tuple[int, ...], form: QuantFormat) -> dict[str, tuple[int, ...]]:
+@dataclass(frozen=True)
+class _Need:
+    """What a tensor must be; `types` as the file writes them."""
+
+    shape: tuple[int, ...]
+    types: tuple[str, ...] = _FLOATS
+
+
+def _needs(tensors: Mapping[str, TensorInfo], config: Config) -> tuple[dict[str, _Need], dict[str, str]]:
+    """Return what `config` needs, packed where `tensors` are; and the modules that contradict it, with the reason."""
+    needed: dict[str, _Need] = {}
+    contradictions: dict[str, str] = {}
+    for name, shape in tensor_shapes(config).items():
+        module = name.removesuffix(".weight")
+        if len(shape) != 2 or f"{module}.scales" not in tensors:
+            needed[name] = _Need(shape)
+            continue
+        form = config.quantization.format_of(module) if config.quantization else None
+        if form is None:
+            contradictions[module] = f"{module} is packed, but config.json says that it is not"
+            parts = {f"{module}.{part}" for part in ("weight", "scales", "biases")} & tensors.keys()
+            needed |= {part: _Need(tensors[part].shape, (tensors[part].dtype,)) for part in parts}
+            continue
+        needed |= _packed(module, shape, form)
+        if shape[1] % form.group_size:
+            contradictions[module] = (
+                f"{module} has {shape[1]} columns, which groups of {form.group_size} do not divide"
+            )
+    return needed, contradictions
+
+
+def _packed(module: str, shape: tuple[int, ...], form: QuantFormat) -> dict[str, _Need]:
     """The parts of a matrix (out, in) as MLX packs it."""
     rows, columns = shape
-    shapes: dict[str, tuple[int, ...]] = {
-        f"{module}.weight": (rows, columns * form.bits // 32),
-        f"{module}.scales": (rows, columns // form.group_size),
-    }
+    groups = (rows, columns // form.group_size)
+    needed = {f"{module}.weight": _Need((rows, columns * form.bits // 32), ("U32",))}
     if form.mode == "affine":
-        shapes[f"{module}.biases"] = shapes[f"{module}.scales"]
-    return shapes
+        return needed | {f"{module}.{part}": _Need(groups) for part in ("scales", "biases")}
+    return needed | {f"{module}.scales": _Need(groups, ("U8",))}
 
 
 def _is_of_no_use(name: str, config: Config) -> bool:

@@ -12,7 +12,8 @@ import numpy as np
 
 from tinyllm._mx import mx
 from tinyllm.checkpoint.files import find_weight_files
-from tinyllm.checkpoint.safetensors_header import TensorInfo, read_safetensors_header
+from tinyllm.checkpoint.safetensors_header import TensorInfo
+from tinyllm.checkpoint.tensor_table import read_tensor_table
 from tinyllm.checkpoint.verify import check_tensors
 from tinyllm.config.config import Config
 from tinyllm.config.quantization import QuantFormat
@@ -26,7 +27,6 @@ DTYPES = {
     "U8": mx.uint8, "U16": mx.uint16, "U32": mx.uint32, "F16": mx.float16, "BF16": mx.bfloat16, "F32": mx.float32,
 }  # fmt: skip
 _FLOATS = (mx.float16, mx.bfloat16, mx.float32)
-_MLX_HEADER_LIMIT = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,10 @@ class WeightStore:
         folder = Path(path)
         config = config or Config.from_json_file(folder)
         found = find_weight_files(folder)
-        tensors = _read_headers(found.files, config, folder)
+        table = read_tensor_table(found.files, config)
+        tensors = table.tensors
+        if table.skipped:
+            logger.warning("%s: %d tensors of parts other than the text model are left out", folder, table.skipped)
         try:
             useless = check_tensors(tensors, config, folder)
         except TensorMismatchError as error:
@@ -186,36 +189,18 @@ class WeightStore:
         return arrays.pop(info.name)
 
 
-def _read_headers(files: Sequence[Path], config: Config, folder: Path) -> dict[str, TensorInfo]:
-    """Merge the headers of all files under canonical names, leaving out what the text model does not have."""
-    tensors: dict[str, TensorInfo] = {}
-    skipped = 0
-    for file in files:
-        for name, info in read_safetensors_header(file).items():
-            canonical = config.canonical_name(name)
-            if canonical is None:
-                skipped += 1
-                continue
-            if canonical in tensors:
-                raise CheckpointError(f"{file}: {name!r} is there twice, the first time in {tensors[canonical].file}")
-            if info.dtype not in DTYPES:
-                raise CheckpointError(f"{file}: tensor {name!r} is of type {info.dtype}, which tinyllm does not read")
-            tensors[canonical] = info
-    if skipped:
-        logger.warning("%s: %d tensors of parts other than the text model are left out", folder, skipped)
-    return tensors
-
-
 def _load_file(info: TensorInfo) -> dict[str, mx.array]:
-    """Return lazy arrays of the tensor's whole file, or of it alone where MLX refuses a header so long."""
-    with info.file.open("rb") as file:
-        header_length = int.from_bytes(file.read(8), "little")
-    if header_length < _MLX_HEADER_LIMIT:
-        loaded = mx.load(str(info.file))
-        assert isinstance(loaded, dict)
-        return loaded
-    data = np.memmap(info.file, mode="r", offset=info.start, shape=(info.nbytes,), dtype=np.uint8)
-    return {info.name: mx.array(data).view(DTYPES[info.dtype]).reshape(info.shape)}
+    """Return lazy arrays of the tensor's whole file, or of it alone where MLX refuses a file that is sound.
+
+    It refuses headers above 100 MB, and every tensor of a file that holds one of a type which it does not have.
+    """
+    try:
+        loaded = mx.load(str(info.file), format="safetensors")
+    except (RuntimeError, ValueError):
+        data = np.memmap(info.file, mode="r", offset=info.start, shape=(info.nbytes,), dtype=np.uint8)
+        return {info.name: mx.array(data).view(DTYPES[info.dtype]).reshape(info.shape)}
+    assert isinstance(loaded, dict)
+    return loaded
 
 
 def _join_rows(parts: Sequence[LinearWeight]) -> LinearWeight:

@@ -35,7 +35,7 @@ class Key:
 
 
 def read_json_object(path: Path, limit: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
-    """Read the JSON object in `path`; ConfigError names the file when it is something else, or above `limit` bytes."""
+    """Read the JSON object in `path`; ConfigError names the file when it is something else, or over `limit` bytes."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
@@ -66,6 +66,13 @@ def _without_contradictions(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if said != value[name]:
             raise ValueError(f"{name!r} is there twice, as {brief(said)} and as {brief(value[name])}")
     return value
+
+
+def _is_of(kind: type, value: Any) -> bool:
+    """Whether `value` is of a type, as JSON has it: a whole number may be a float, and no flag is a number."""
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)
 
 
 class ConfigReader:
@@ -103,8 +110,7 @@ class ConfigReader:
     def _checked(self, key: Key, value: Any) -> Any:
         if value is None and key.nullable:
             return None
-        kinds = (int, float) if key.kind is float else key.kind
-        if not isinstance(value, kinds) or (isinstance(value, bool) and key.kind is not bool):
+        if not _is_of(key.kind, value):
             kind = "null" if value is None else type(value).__name__
             raise self.fail(ConfigError, f"{key.name!r} must be of type {key.kind.__name__}, not {kind}")
         if key.kind in _LIMITS:

@@ -1,0 +1,153 @@
+"""How config.json says that weights are packed: MLX's formats layer by layer, and a refusal for all others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tiny
+
+from tinyllm.config.config import Config
+from tinyllm.config.quantization import QuantFormat, QuantizationConfig
+from tinyllm.errors import ConfigError, TinyllmError, UnsupportedQuantizationError
+
+DEFAULT = {"group_size": 64, "bits": 4}
+MXFP4 = {"mode": "mxfp4", "bits": 4, "group_size": 32}
+UP = "model.layers.0.mlp.up_proj"
+DOWN = "model.layers.0.mlp.down_proj"
+
+
+def read(packing: Any, key: str = "quantization", **overrides: Any) -> QuantizationConfig:
+    quantization = Config.from_dict(tiny.config(**{key: packing}, **overrides)).quantization
+    assert quantization is not None
+    return quantization
+
+
+@pytest.mark.parametrize("key", ["quantization", "quantization_config"])
+def test_the_format_is_read_from_either_key(key: str) -> None:
+    assert read(DEFAULT, key).format_of(UP) == QuantFormat(bits=4, group_size=64, mode="affine")
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+def test_every_affine_format_of_mlx_is_known(bits: int, group_size: int) -> None:
+    assert read({"bits": bits, "group_size": group_size}).default == QuantFormat(bits, group_size)
+
+
+@pytest.mark.parametrize(("mode", "bits", "group_size"), [("mxfp4", 4, 32), ("mxfp8", 8, 32), ("nvfp4", 4, 16)])
+def test_every_floating_point_format_of_mlx_is_known(mode: str, bits: int, group_size: int) -> None:
+    said = {"mode": mode, "bits": bits, "group_size": group_size}
+    assert read(said).default == QuantFormat(bits, group_size, mode)
+
+
+# Fault 05: overrides of single layers, under names that are changed on loading.
+
+
+def test_fault_05_each_layer_gets_its_own_bits_group_and_mode() -> None:
+    quantization = read(
+        {
+            **MXFP4,
+            UP: {"bits": 6, "group_size": 64},
+            DOWN: {"bits": 8, "group_size": 32},
+            "model.embed_tokens": False,
+            "lm_head": True,
+        }
+    )
+    assert quantization.format_of(UP) == QuantFormat(6, 64, "affine")
+    assert quantization.format_of(DOWN) == QuantFormat(8, 32, "affine")
+    assert quantization.format_of("model.embed_tokens") is None
+    assert quantization.format_of("lm_head") == QuantFormat(4, 32, "mxfp4")
+    assert quantization.format_of("model.layers.1.mlp.up_proj") == QuantFormat(4, 32, "mxfp4")
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model.", "model."])
+def test_fault_05_an_override_follows_its_tensor_to_the_canonical_name(prefix: str) -> None:
+    packing = {
+        **DEFAULT,
+        f"{prefix}layers.0.mlp.up_proj": {"bits": 8, "group_size": 32},
+        "language_model.lm_head": False,
+    }
+    text = tiny.config(model_type="mistral")
+    config = Config.from_dict({"model_type": "mistral3", "text_config": text, "quantization": packing})
+    assert config.quantization is not None
+    assert config.quantization.format_of(UP) == QuantFormat(8, 32)
+    assert config.quantization.format_of("lm_head") is None
+    assert config.canonical_name(f"{prefix}layers.0.mlp.up_proj.weight") == f"{UP}.weight"
+
+
+def test_fault_05_an_override_that_leaves_a_value_out_takes_mlxs_default() -> None:
+    quantization = read({"bits": 8, "group_size": 32, UP: {"bits": 6}, DOWN: {}})
+    assert quantization.format_of(UP) == QuantFormat(6, 64)
+    assert quantization.format_of(DOWN) == QuantFormat(4, 64)
+
+
+# Fault 06: the formats of other libraries.
+
+
+@pytest.mark.parametrize(
+    "packing",
+    [
+        {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True},
+        {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
+        {"quant_method": "bitsandbytes", "load_in_4bit": True},
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": 4}}}},
+        {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
+        {"quant_algo": "NVFP4", "producer": {"name": "modelopt"}},
+        {"quant_method": ["awq"], "bits": 4},
+        {"quant_method": {}, "bits": 4},
+    ],
+    ids=lambda packing: str(packing.get("quant_method")),
+)
+def test_fault_06_another_librarys_format_is_refused_in_one_line(packing: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedQuantizationError) as failure:
+        read(packing, "quantization_config")
+    message = str(failure.value)
+    assert str(packing.get("quant_method") or "unnamed") in message
+    assert message.startswith("config.json")
+    assert "\n" not in message
+    assert len(message) < 250
+
+
+# Absurd values.
+
+
+@pytest.mark.parametrize(
+    "packing",
+    [
+        {"bits": 7, "group_size": 64},
+        {"bits": 4, "group_size": 48},
+        {"bits": 4, "group_size": 0},
+        {"bits": "4", "group_size": 64},
+        {"bits": 4.0, "group_size": 64},
+        {"bits": True, "group_size": 64},
+        {"bits": 10**400, "group_size": 64},
+        {"bits": 4, "group_size": None},
+        {**DEFAULT, "mode": "int4"},
+        {**DEFAULT, "mode": None},
+        {**DEFAULT, "mode": ["affine"]},
+        {**DEFAULT, "mode": {}},
+        {**DEFAULT, "mode": "mxfp4", "bits": 8},
+        {**DEFAULT, "surprise": 3},
+        {**DEFAULT, UP: {"bits": 4, "surprise": 3}},
+        {**DEFAULT, UP: {"bits": "x"}},
+        {**DEFAULT, UP: 8},
+        {**DEFAULT, UP: None},
+        {**DEFAULT, UP: {"mode": []}},
+        [],
+        "4bit",
+        4,
+        True,
+    ],
+    ids=repr,
+)
+def test_a_format_that_makes_no_sense_is_refused_by_name(packing: Any) -> None:
+    with pytest.raises(TinyllmError, match="quanti") as failure:
+        read(packing)
+    assert isinstance(failure.value, (ConfigError, UnsupportedQuantizationError))
+    assert "\n" not in str(failure.value)
+
+
+@pytest.mark.parametrize("packing", [None, ...])
+def test_nothing_said_is_nothing_packed(packing: Any) -> None:
+    assert Config.from_dict(tiny.config(quantization=packing)).quantization is None
