@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import select
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 
@@ -18,6 +21,7 @@ def tinyllm_on_a_terminal(
     `stdout` is a file descriptor that takes the answer instead of the terminal.
     """
     master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     process = subprocess.Popen(
         [sys.executable, "-m", "tinyllm", *map(str, arguments)],
         stdin=slave,

@@ -146,9 +146,18 @@ def test_fault_12_other_absent_keys_are_the_familys_own_default(
 
 @pytest.mark.parametrize(
     ("inner", "outer", "tied"),
-    [(True, ..., True), (..., True, True), (..., ..., False), (False, True, False), (True, False, True)],
+    [
+        (True, ..., True),
+        (False, ..., False),
+        (..., True, True),
+        (..., ..., True),
+        (False, True, True),
+        (True, False, False),
+    ],
 )
-def test_fault_02_tying_is_found_in_the_nested_config_or_the_outer_one(inner: Any, outer: Any, tied: bool) -> None:
+def test_fault_02_tying_is_said_by_the_outer_config_else_by_the_nested_one_else_it_is_so(
+    inner: Any, outer: Any, tied: bool
+) -> None:
     text = tiny.config(model_type="mistral", tie_word_embeddings=inner)
     values = {"model_type": "mistral3", "text_config": text, "tie_word_embeddings": outer}
     config = Config.from_dict({key: value for key, value in values.items() if value is not ...})

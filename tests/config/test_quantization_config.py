@@ -151,3 +151,11 @@ def test_a_format_that_makes_no_sense_is_refused_by_name(packing: Any) -> None:
 @pytest.mark.parametrize("packing", [None, ...])
 def test_nothing_said_is_nothing_packed(packing: Any) -> None:
     assert Config.from_dict(tiny.config(quantization=packing)).quantization is None
+
+
+def test_two_keys_that_stand_for_different_formats_are_refused_and_equal_ones_are_not() -> None:
+    four, eight = {"bits": 4, "group_size": 64}, {"bits": 8, "group_size": 64}
+    same = Config.from_dict(tiny.config(quantization=four, quantization_config={**four, "mode": "affine"}))
+    assert same.quantization is not None and same.quantization.default.bits == 4
+    with pytest.raises(ConfigError, match="quantization and quantization_config contradict"):
+        Config.from_dict(tiny.config(quantization=four, quantization_config=eight))

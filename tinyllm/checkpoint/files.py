@@ -64,7 +64,7 @@ def find_weight_files(folder: Path) -> WeightFiles:
             f"{folder}: holds only pickled weights ({pickled[0]}), which can run code when they are opened and are"
             " never read; look for a version of the model in safetensors"
         )
-    raise MissingFileError(f"{folder}: there are no weights in it (no .safetensors file)")
+    raise MissingFileError(f"{folder}: there are no weights in it (no model.safetensors, nor its index)")
 
 
 def _from_index(folder: Path) -> WeightFiles:

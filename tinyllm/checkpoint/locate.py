@@ -1,13 +1,21 @@
-"""Where models live on this machine. No mlx."""
+"""Which folder a model's name means: one on this machine, a repository of the hub, the embedded model. No mlx."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-from tinyllm.errors import ModelNotFoundError
+from tinyllm import hardware
+from tinyllm.checkpoint import hub, hub_cache
+from tinyllm.checkpoint.choice import DEFAULT, Choice, choose
+from tinyllm.checkpoint.recommended import recommend
+from tinyllm.checkpoint.sizes import memory_size
+from tinyllm.errors import ModelNotFoundError, OfflineError, TinyllmError
+
+__all__ = ["EMBEDDED", "FETCH_COMMAND", "find_model", "local_folder", "model_name", "models_folder", "split_revision"]
 
 EMBEDDED = "SmolLM2-135M-Instruct-from-Q4_1"
-FETCH_COMMAND = "python scripts/fetch_model.py"
+FETCH_COMMAND = "tinyllm pull default"
 
 
 def models_folder() -> Path:
@@ -20,19 +28,96 @@ def models_folder() -> Path:
     return user_data_path("tinyllm") / "models"
 
 
-def find_model(name: str | None) -> Path:
-    """Return the folder that a person means by `name`: a path, or None for the embedded model.
+def find_model(
+    name: str | None = None,
+    *,
+    revision: str | None = None,
+    offline: bool = False,
+    report: Callable[[str], None] = lambda line: None,
+) -> Path:
+    """Return the folder that a person means by `name`, downloading a repository that is not on this machine.
 
-    Raises ModelNotFoundError, saying what to do, where there is none.
+    `name` is a folder, one in the models folder, OWNER/NAME of the hub (also with @REVISION), or "default" for the
+    embedded model; with None it is chosen as `choose` says. A repository that is here is taken as it is, and the hub
+    is not asked. `report` gets lines for the person. Raises ModelNotFoundError, saying what to do, OfflineError where
+    `offline` or the environment forbids the connection that it would take, and as `hub.pull`.
     """
-    if name is not None:
-        path = Path(name).expanduser()
-        if path.is_dir():
-            return path
-        raise ModelNotFoundError(f"{name}: there is no such folder" if not path.exists() else f"{name}: not a folder")
-    path = models_folder() / EMBEDDED
-    if not path.is_dir():
+    choice = choose(name)
+    try:
+        return _find(choice, revision, offline, report)
+    except TinyllmError as error:
+        if name is not None or choice.is_fallback:
+            raise
+        raise type(error)(f"{error} (the model is from {choice.source})") from error
+
+
+def local_folder(name: str) -> Path | None:
+    """Return the folder that `name` means without the hub: a path, or the name of a folder in the models folder."""
+    for folder in (Path(name).expanduser(), models_folder() / name):
+        if folder.is_dir():
+            return folder
+    return None
+
+
+def model_name(folder: Path) -> str:
+    """Return how to call the model in a folder: OWNER/NAME in the hub's cache, else the folder's own name."""
+    return hub_cache.repository_of(folder) or folder.resolve().name
+
+
+def split_revision(name: str) -> tuple[str, str | None]:
+    """Split OWNER/NAME@REVISION."""
+    repo, _, revision = name.partition("@")
+    return repo, revision or None
+
+
+def _find(choice: Choice, revision: str | None, offline: bool, report: Callable[[str], None]) -> Path:
+    if choice.name == DEFAULT:
+        return _embedded(choice, report)
+    folder = local_folder(choice.name)
+    if folder is not None:
+        hub_cache.check_links(folder)
+        return folder
+    if Path(choice.name).expanduser().exists():
+        raise ModelNotFoundError(f"{choice.name}: is a file, not a folder with a model")
+    repo, pinned = split_revision(choice.name)
+    if not hub_cache.is_repository(repo):
         raise ModelNotFoundError(
-            f"the embedded model has not been fetched: run {FETCH_COMMAND} (93 MB), or name a model with -m FOLDER"
+            f"{choice.name}: there is no such folder here, and it is not the name of a repository (OWNER/NAME)"
         )
-    return path
+    return _repository(repo, revision or pinned, offline, report)
+
+
+def _embedded(choice: Choice, report: Callable[[str], None]) -> Path:
+    folder = models_folder() / EMBEDDED
+    if not folder.is_dir():
+        raise ModelNotFoundError(
+            f"the embedded model has not been fetched: run {FETCH_COMMAND} (93 MB), or name a model with -m MODEL"
+        )
+    if choice.is_fallback:
+        memory = hardware.total_memory()
+        better = recommend(memory)
+        report(
+            "using the embedded model, a demonstration of 135M parameters; a better one for"
+            f" {memory_size(memory)} of memory ({better.gigabytes} GB): tinyllm pull --use {better.repo}"
+        )
+    return folder
+
+
+def _repository(repo: str, revision: str | None, offline: bool, report: Callable[[str], None]) -> Path:
+    snapshot = hub_cache.find_snapshot(repo, revision or hub_cache.MAIN)
+    lack = None if snapshot is None else hub_cache.why_incomplete(snapshot)
+    if snapshot is not None and lack is None:
+        return snapshot
+    state = f"its download is not whole ({lack})" if lack else "it has not been downloaded"
+    if offline or hub_cache.is_offline():
+        word = "--offline" if offline else "HF_HUB_OFFLINE"
+        raise OfflineError(
+            f"{repo}: there is no such folder here; as a repository, {state}, and {word} forbids asking the hub:"
+            f" with a connection, run tinyllm pull {repo}"
+        )
+    report(f"{repo}: {state}: asking the hub")
+    try:
+        return hub.pull(repo, revision, report=report)
+    except ModelNotFoundError as error:
+        reason = str(error).removeprefix(f"{repo}: ")
+        raise ModelNotFoundError(f"{repo}: there is no such folder here, and {reason}") from error

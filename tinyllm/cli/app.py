@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 
 from tinyllm import __version__
+from tinyllm.cli.bench import bench
+from tinyllm.cli.doctor import doctor
 from tinyllm.cli.generate import generate
 from tinyllm.cli.models import list_models
 from tinyllm.cli.pull import pull
@@ -21,6 +23,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(generate)
+app.command()(bench)
+app.command()(doctor)
 app.command()(pull)
 app.command("list")(list_models)
 app.command()(use)

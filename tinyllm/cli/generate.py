@@ -107,10 +107,10 @@ def generate(
 
 def load(model: str | None, *, dtype: str | None, device: str | None, offline: bool, progress: Progress) -> LLM:
     """Find the model that a person means and load it, with progress shown."""
-    from tinyllm.checkpoint.locate import find_model
+    from tinyllm.checkpoint.locate import find_model, model_name
 
-    folder = find_model(model)
-    progress.show(f"loading {folder.name}")
+    folder = find_model(model, offline=offline, report=console.say)
+    progress.show(f"loading {model_name(folder)}")
     from tinyllm.llm import LLM
 
     return LLM(folder, dtype=dtype, device=device)

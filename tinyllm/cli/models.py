@@ -17,8 +17,8 @@ from tinyllm.errors import SettingsError
 if TYPE_CHECKING:
     from tinyllm.checkpoint.inventory import Entry, Place
 
-_HEADER = ("", "model", "size", "quant", "family", "runs")
-_REASON_LENGTH = 60
+_HEADER = (" ", "model", "size", "quant", "family", "runs")
+_REASON_LENGTH = 100
 
 
 def list_models(
@@ -64,7 +64,7 @@ def _is_in_use(entry: Entry, in_use: str | None) -> bool:
 def _row(entry: Entry, in_use: str | None) -> tuple[str, ...]:
     from tinyllm.checkpoint.sizes import disk_size
 
-    mark = "*" if _is_in_use(entry, in_use) else ""
+    mark = "*" if _is_in_use(entry, in_use) else " "
     size = disk_size(entry.disk_bytes)
     if entry.summary is None:
         return mark, entry.name, size, "-", "-", f"no: {_brief(entry.problem or '')}"

@@ -99,7 +99,7 @@ class Config:
         if text is None:
             raise outer.fail(ConfigError, f"model_type {wrapper.model_type!r} needs a text_config, which is absent")
         config = _read(text, outer, wrapper)
-        outer.discard(wrapper.inert | {"tie_word_embeddings"})
+        outer.discard(wrapper.inert)
         _finish(outer, config.family)
         return config
 
@@ -176,7 +176,7 @@ def _read(reader: ConfigReader, outer: ConfigReader, wrapper: Wrapper | None) ->
         max_position_embeddings=row["max_position_embeddings"],
         rms_norm_eps=row["rms_norm_eps"],
         rope_theta=ropes[0].theta,
-        tie_word_embeddings=_tied(reader, outer, row["tie_word_embeddings"]),
+        tie_word_embeddings=_tied(reader, outer, wrapper, row["tie_word_embeddings"]),
         eos_token_ids=tuple(
             dict.fromkeys(read_token_ids(reader, "eos_token_id") + read_token_ids(outer, "eos_token_id"))
         ),
@@ -217,10 +217,13 @@ def _activation(reader: ConfigReader, name: str) -> str:
     return name
 
 
-def _tied(reader: ConfigReader, outer: ConfigReader, inner: bool) -> bool:
-    """Tying may be said in the nested config, or only in the outer one."""
-    said_inside = "tie_word_embeddings" in reader.values
-    return inner if said_inside else outer.read(Key("tie_word_embeddings", bool, inner))
+def _tied(reader: ConfigReader, outer: ConfigReader, wrapper: Wrapper | None, inner: bool) -> bool:
+    """Whether the head is the embedding: a wrapper's own word comes first, as in transformers."""
+    key = "tie_word_embeddings"
+    if wrapper is None or (key in reader.values and key not in outer.values):
+        return inner
+    tied: bool = outer.read(Key(key, bool, wrapper.tie_word_embeddings))
+    return tied
 
 
 def read_token_ids(reader: ConfigReader, name: str) -> tuple[int, ...]:

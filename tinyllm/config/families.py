@@ -143,6 +143,7 @@ class Wrapper:
     model_type: str
     text_prefixes: tuple[str, ...]  # of tensor names, longest first: "model." follows in their place
     skipped: tuple[str, ...]  # prefixes of tensors that belong to the other towers
+    tie_word_embeddings: bool  # where neither config says
     inert: frozenset[str] = frozenset()
 
 
@@ -158,6 +159,7 @@ WRAPPERS: Mapping[str, Wrapper] = {
                 "vision_tower.",
                 "multi_modal_projector.",
             ),
+            tie_word_embeddings=True,
             inert=frozenset(
                 {
                     "vision_config",

@@ -43,16 +43,21 @@ class QuantizationConfig:
 def read_quantization(reader: ConfigReader, canonical: Callable[[str], str]) -> QuantizationConfig | None:
     """Read `quantization` (MLX's key) or `quantization_config`, renaming per-layer overrides with `canonical`.
 
-    Raises UnsupportedQuantizationError, in one line, for the formats of other libraries.
+    Raises UnsupportedQuantizationError, in one line, for the formats of other libraries, and ConfigError where the
+    two keys stand for different formats.
     """
-    candidates = [found for found in map(reader.object, ("quantization", "quantization_config")) if found is not None]
-    if not candidates:
-        return None
-    packed = candidates[0]
+    said = [found for found in map(reader.object, ("quantization", "quantization_config")) if found is not None]
+    formats = [_read_one(found, canonical) for found in said]
+    if any(form != formats[0] for form in formats):
+        raise reader.fail(ConfigError, "quantization and quantization_config contradict each other")
+    return formats[0] if formats else None
+
+
+def _read_one(packed: ConfigReader, canonical: Callable[[str], str]) -> QuantizationConfig:
     method = packed.take("quant_method")
     if method not in (None, "mlx") or not packed.has("bits"):
         raise UnsupportedQuantizationError(
-            f"{reader.source}: weights quantised by {brief(method or 'an unnamed method')} are not read by tinyllm;"
+            f"{packed.source}: weights quantised by {brief(method or 'an unnamed method')} are not read by tinyllm;"
             " look for an MLX conversion (mlx-community) or the original weights"
         )
     overrides = {

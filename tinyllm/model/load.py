@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from tinyllm import hardware
 from tinyllm._mx import mx
+from tinyllm.checkpoint.summary import expands_on_cpu
 from tinyllm.checkpoint.weights import WeightStore
 from tinyllm.config.config import Config
-from tinyllm.config.tensors import tensor_shapes
 from tinyllm.model.transformer import ModelForCausalLM
 from tinyllm.ops.features import ModelFeatures
 
@@ -44,14 +43,4 @@ def on_cpu() -> bool:
 
 def _expands(store: WeightStore, config: Config) -> bool:
     """Packed products are slower than dense ones on a CPU: unpack where that takes less than half of the memory."""
-    if not store.is_quantized or not on_cpu():
-        return False
-    elements = sum(_count(shape) for shape in tensor_shapes(config).values())
-    return 4 * elements < hardware.available_memory() // 2
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
+    return store.is_quantized and on_cpu() and expands_on_cpu(config)

@@ -1,0 +1,81 @@
+"""The models that are on this machine: in the models folder and in the hub's cache. No mlx, no connection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tinyllm.checkpoint import hub_cache, locate
+from tinyllm.checkpoint.summary import Summary, summarize
+from tinyllm.errors import TinyllmError
+
+__all__ = ["Entry", "Place", "inventory", "places"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder that is looked in, whether it is there or not."""
+
+    title: str
+    folder: Path
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model on disk under the name that `-m` takes: what it is, or why tinyllm cannot run it."""
+
+    name: str
+    folder: Path
+    place: str
+    disk_bytes: int
+    summary: Summary | None
+    problem: str | None
+
+
+def places() -> tuple[Place, Place]:
+    """Return where models are looked for."""
+    return Place("models folder", locate.models_folder()), Place("hub cache", hub_cache.cache_folder())
+
+
+def inventory() -> list[Entry]:
+    """Return every model of every place; a broken one is an entry with its problem, never an error."""
+    return [*_own_models(), *_cached_models()]
+
+
+def _own_models() -> Iterator[Entry]:
+    place = places()[0]
+    if not place.folder.is_dir():
+        return
+    for folder in sorted(place.folder.iterdir()):
+        if folder.is_dir() and not folder.name.startswith("."):
+            yield _entry(folder.name, folder, place.title)
+
+
+def _cached_models() -> Iterator[Entry]:
+    title = places()[1].title
+    for cached in hub_cache.cached_models():
+        if cached.snapshot is not None:
+            yield _entry(cached.name, cached.snapshot, title, again=f"tinyllm pull {cached.repo}")
+            continue
+        size = _size(path for path in cached.folder.rglob("*") if not path.is_symlink())
+        problem = f"the download did not end: tinyllm pull {cached.repo}"
+        yield Entry(cached.name, cached.folder, title, size, None, problem)
+
+
+def _entry(name: str, folder: Path, place: str, again: str | None = None) -> Entry:
+    summary = problem = None
+    size = 0
+    try:
+        size = _size(folder.iterdir())
+        hub_cache.check_links(folder)
+        summary = summarize(folder)
+    except (TinyllmError, OSError) as error:
+        problem = str(error).replace(f"{folder}/", "").removeprefix(f"{folder}: ").replace(str(folder), "it")
+        if again is not None and hub_cache.why_incomplete(folder) is not None:
+            problem = f"{problem.partition(';')[0]}: {again}"
+    return Entry(name, folder, place, size, summary, problem)
+
+
+def _size(paths: Iterable[Path]) -> int:
+    return sum(path.stat().st_size for path in paths if path.is_file())

@@ -1,0 +1,80 @@
+"""What a checkpoint is, in a few words and figures, from its config and headers alone. No mlx."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tinyllm import hardware
+from tinyllm.checkpoint.files import find_weight_files
+from tinyllm.checkpoint.safetensors_header import TensorInfo
+from tinyllm.checkpoint.tensor_table import read_tensor_table
+from tinyllm.checkpoint.verify import check_tensors
+from tinyllm.config.config import Config
+from tinyllm.config.tensors import EMBEDDING, tensor_shapes
+from tinyllm.errors import TokenizerError
+
+__all__ = ["Summary", "check_tokenizer", "expands_on_cpu", "summarize"]
+
+_OTHER_TOKENIZERS = ("tokenizer.model", "tiktoken.model", "tokenizer.bpe", "tekken.json", "vocab.json", "vocab.txt")
+_FLOAT32_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A checkpoint that tinyllm runs. `quantization` is "4-bit", "mxfp4" or, where nothing is packed, "bf16".
+
+    `memory_bytes` is what the weights take on this machine: as stored on a GPU, in float32 or packed on a CPU.
+    """
+
+    family: str
+    quantization: str
+    memory_bytes: int
+
+
+def summarize(folder: Path) -> Summary:
+    """Read a folder's config and headers; raises what loading it would raise, before any weight is read."""
+    config = Config.from_json_file(folder)
+    tensors = read_tensor_table(find_weight_files(folder).files, config).tensors
+    useless = check_tensors(tensors, config, folder)
+    check_tokenizer(folder)
+    used = {name: info for name, info in tensors.items() if name not in useless}
+    return Summary(config.model_type, _quantization(config, used), _memory_bytes(config, used))
+
+
+def check_tokenizer(folder: Path) -> None:
+    """Raise TokenizerError where there is no tokenizer.json."""
+    if (folder / "tokenizer.json").exists():
+        return
+    others = [name for name in _OTHER_TOKENIZERS if (folder / name).exists()]
+    hint = f", only {' and '.join(others)}, which tinyllm does not read" if others else ""
+    raise TokenizerError(f"{folder} has no tokenizer.json{hint}; use a copy of the model that has one")
+
+
+def expands_on_cpu(config: Config) -> bool:
+    """Whether packed matrices, slow on a CPU, are unpacked there: if that takes less than half of the memory."""
+    return _float32_bytes(config) < hardware.available_memory() // 2
+
+
+def _float32_bytes(config: Config) -> int:
+    return _FLOAT32_BYTES * sum(math.prod(shape) for shape in tensor_shapes(config).values())
+
+
+def _quantization(config: Config, tensors: Mapping[str, TensorInfo]) -> str:
+    if _is_packed(tensors) and config.quantization is not None:
+        form = config.quantization.default
+        return f"{form.bits}-bit" if form.mode == "affine" else form.mode
+    return tensors[EMBEDDING].dtype.lower()
+
+
+def _memory_bytes(config: Config, tensors: Mapping[str, TensorInfo]) -> int:
+    stored = sum(info.nbytes for info in tensors.values())
+    if hardware.has_gpu_backend() or (_is_packed(tensors) and not expands_on_cpu(config)):
+        return stored
+    return _float32_bytes(config)
+
+
+def _is_packed(tensors: Mapping[str, TensorInfo]) -> bool:
+    return any(name.endswith(".scales") for name in tensors)
