@@ -97,6 +97,7 @@ def test_the_embedded_model_comes_with_a_line_about_a_better_one_unless_it_was_a
     assert SMOLLM2_135M.folder == EMBEDDED
     (home / "models" / EMBEDDED).mkdir(parents=True)
     monkeypatch.setattr(hardware, "total_memory", lambda: 16 * 2**30)
+    monkeypatch.setattr(hardware, "has_gpu_backend", lambda: True)
     lines: list[str] = []
     assert find_model(report=lines.append) == home / "models" / EMBEDDED
     assert find_model("default", report=lines.append) == home / "models" / EMBEDDED

@@ -14,6 +14,7 @@ GIB = 2**30
 def test_every_machine_is_recommended_what_it_can_hold() -> None:
     assert recommend(0) == RECOMMENDED[-1] and recommend(512 * GIB) == RECOMMENDED[0]
     assert recommend(int(15.5 * GIB)) == recommend(16 * GIB) == recommend(18 * GIB)  # the system keeps a little
+    assert recommend(24 * GIB, on_cpu=True) == recommend(6 * GIB)
     assert all(row.gigabytes * 10**9 < 0.45 * row.memory_gib * GIB for row in RECOMMENDED if row.memory_gib)
 
 

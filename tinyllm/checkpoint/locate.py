@@ -95,7 +95,7 @@ def _embedded(choice: Choice, report: Callable[[str], None]) -> Path:
         )
     if choice.is_fallback:
         memory = hardware.total_memory()
-        better = recommend(memory)
+        better = recommend(memory, on_cpu=not hardware.has_gpu_backend())
         report(
             "using the embedded model, a demonstration of 135M parameters; a better one for"
             f" {memory_size(memory)} of memory ({better.gigabytes} GB): tinyllm pull --use {better.repo}"

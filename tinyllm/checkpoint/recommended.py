@@ -27,6 +27,10 @@ RECOMMENDED = (
 )
 
 
-def recommend(memory: int) -> Recommended:
-    """Return the largest model for that many bytes; a machine reports a little less than it is sold with."""
+def recommend(memory: int, *, on_cpu: bool = False) -> Recommended:
+    """Return the largest model for that many bytes; a machine reports a little less than it is sold with.
+
+    On a CPU 4-bit weights are unpacked to float32, and a quarter of the memory's model is as much as is bearable.
+    """
+    memory = memory // 4 if on_cpu else memory
     return next(row for row in RECOMMENDED if memory >= 0.9 * row.memory_gib * 2**30)

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from tinyllm._mx import mx
 from tinyllm.checkpoint.files import find_weight_files
 from tinyllm.checkpoint.safetensors_header import TensorInfo
@@ -197,6 +195,8 @@ def _load_file(info: TensorInfo) -> dict[str, mx.array]:
     try:
         loaded = mx.load(str(info.file), format="safetensors")
     except (RuntimeError, ValueError):
+        import numpy as np  # takes a tenth of a second to import, for files that are rare
+
         data = np.memmap(info.file, mode="r", offset=info.start, shape=(info.nbytes,), dtype=np.uint8)
         return {info.name: mx.array(data).view(DTYPES[info.dtype]).reshape(info.shape)}
     assert isinstance(loaded, dict)
