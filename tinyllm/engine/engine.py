@@ -10,6 +10,8 @@ from tinyllm.engine.runner import Sequence
 from tinyllm.errors import ContextLengthError, TinyllmError, TokenizerError, UsageError
 from tinyllm.model.transformer import ModelForCausalLM
 
+PREFILL_CHUNK = 256
+
 
 class Engine:
     """Runs requests in the order of their arrival, one sequence at a time.
@@ -17,7 +19,7 @@ class Engine:
     `prefill_chunk` is how many tokens of a prompt one step takes.
     """
 
-    def __init__(self, model: ModelForCausalLM, *, prefill_chunk: int = 256) -> None:
+    def __init__(self, model: ModelForCausalLM, *, prefill_chunk: int = PREFILL_CHUNK) -> None:
         self.model = model
         self.context = model.config.max_position_embeddings
         self._prefill_chunk = prefill_chunk

@@ -1,0 +1,154 @@
+"""`tinyllm bench`: real processes where what they print matters, and every refusal before a model is loaded."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import tiny
+from process import tinyllm
+from terminal import tinyllm_on_a_terminal
+from typer.testing import CliRunner
+
+from tinyllm import hardware
+from tinyllm.cli.app import app
+
+SMALL = ("-p", "8", "-n", "4", "-r", "2")
+
+
+@pytest.fixture(scope="module")
+def biased(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that ends every answer at once (fault 46)."""
+    folder = tmp_path_factory.mktemp("bench") / "biased"
+    return tiny.write_scripted_checkpoint(folder, [tiny.EOS], end=tiny.EOS, chat_template=None)
+
+
+def test_fault_46_json_has_exactly_what_was_asked_for_and_compares_with_itself(biased: Path, tmp_path: Path) -> None:
+    report, picture = tmp_path / "old.json", tmp_path / "picture.svg"
+    asked = ("-m", biased, "-p", "0", "-n", "128", "-r", "2", "--delay", "0.01", "-o", "json")
+    plot = ("--plot", picture) if importlib.util.find_spec("matplotlib") else ()
+    done = tinyllm("bench", *asked, "--output", report, *plot)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert picture.exists() == bool(plot)
+    [result] = json.loads(report.read_text())["results"]
+    assert [len(sample["gaps_s"]) for sample in result["samples"]] == [128, 128]
+    assert (result["test"], result["model"]["name"], result["tps"]["n"]) == ("tg128", "biased", 2)
+
+    again = tinyllm("bench", *asked, "--compare", report)
+    assert (again.returncode, again.stderr) == (0, b"")
+    [change] = json.loads(again.stdout)["changes"]
+    assert change["old"] == result["tps"]["median"]
+
+
+def test_slower_than_allowed_exits_with_3_after_the_whole_report(biased: Path, tmp_path: Path) -> None:
+    old = tmp_path / "old.json"
+    done = tinyllm("bench", "-m", biased, *SMALL, "-o", "json", "--output", old)
+    values = json.loads(old.read_text())
+    for result in values["results"]:
+        result["tps"] = {"n": 3, "median": 1e12, "mean": 1e12, "sd": 1.0, "min": 1e12, "max": 1e12}
+    values["machine"]["chip"] = "another chip"
+    old.write_text(json.dumps(values))
+    done = tinyllm("bench", "-m", biased, *SMALL, "-o", "csv", "--compare", old, "--fail-slower", "10")
+    assert done.returncode == 3
+    assert done.stdout.count(b"\n") == 3  # the columns, and two tests
+    told = done.stderr.decode().splitlines()
+    assert told[0].startswith("tinyllm: --compare: chip was another chip, and is ")
+    assert "| biased | fused    | pp8  |" in "\n".join(told)
+    assert told[-1].startswith("tinyllm: slower by more than 10 %: biased pp8 (-100.0%), biased tg4")
+
+
+def test_md_names_the_machine_and_each_kind_of_kernels(biased: Path) -> None:
+    done = tinyllm("bench", "-m", f"{biased},{biased}", *SMALL, "--pg", "8,3", "--features", "reference,fused")
+    assert (done.returncode, done.stderr) == (0, b"")
+    text = done.stdout.decode()
+    assert text.startswith("- tinyllm 0.1.0, mlx ") and " cores, " in text and "memory is read at " in text
+    rows = [line for line in text.splitlines() if line.startswith("| biased | ")]
+    assert [row.split(" | ")[4:6] for row in rows] == [
+        [kernels.ljust(9), test.ljust(7)] for test in ("pp8", "tg4", "pp8+tg3") for kernels in ("reference", "fused")
+    ] * 2
+
+
+def test_a_terminal_shows_progress_and_a_chart(biased: Path) -> None:
+    shown = tinyllm_on_a_terminal("bench", "-m", biased, *SMALL, "-r", "1", "-o", "jsonl")
+    assert "loading" in shown and "0/4" in shown
+    assert shown.index('"test": "tg4"') < shown.index("biased fused pp8")
+    assert "tokens/s" in shown
+
+
+def test_ops_are_counted_instead_of_timed(biased: Path, tmp_path: Path) -> None:
+    done = tinyllm("bench", "-m", biased, "--ops", "--output", tmp_path / "ops.md")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert "modelled" in (tmp_path / "ops.md").read_text()
+
+
+def refusal(*arguments: str | Path) -> tuple[int, str]:
+    """The code and the line of a command that must fail in this process, without loading anything."""
+    done = CliRunner().invoke(app, ["bench", *map(str, arguments)])
+    assert done.stdout == "" and done.stderr.count("\n") == 1 and done.stderr.startswith("tinyllm: ")
+    return done.exit_code, done.stderr
+
+
+@pytest.fixture
+def nothing_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*arguments: object, **options: object) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("tinyllm.bench.subject.load_model", load)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["-p", "x"], 2, "-p must be counts"),
+        (["-n", "8-1"], 2, "-n: the range"),
+        (["-d", "1-8*1"], 2, "-d: the range"),
+        (["--pg", "8"], 2, "--pg must be two counts"),
+        (["-p", "0", "-n", "0"], 2, "nothing to measure"),
+        (["-b", "4"], 2, "the engine runs one sequence at a time"),
+        (["--kv", "paged"], 2, "--kv: there is dense, and no 'paged'"),
+        (["--features", "fused,compiled"], 2, "--features: there is fused, reference, and no 'compiled'"),
+        (["-o", "xml"], 2, "-o: there is md, csv, json, jsonl, and no 'xml'"),
+        (["--output", "{tmp}/no/such.md"], 2, "cannot be written"),
+        (["--output", "{tmp}"], 2, "cannot be written"),
+        (["--plot", "{tmp}/a.pdf"], 2, "--plot draws .png or .svg"),
+        (["--ops", "-o", "json"], 2, "--ops counts"),
+        (["--fail-slower", "5"], 2, "--fail-slower needs --compare"),
+        (["--compare", "{tmp}/none.json"], 1, "No such file"),
+        (["--compare", "{tmp}/config.json"], 2, "is not a report"),
+        (["-p", "9999"], 1, "the context of biased has 256"),
+        (["-m", "nowhere"], 1, "nowhere: there is no such folder"),
+    ],
+)
+@pytest.mark.usefixtures("nothing_loads")
+def test_what_cannot_be_measured_is_one_line(
+    biased: Path, tmp_path: Path, arguments: list[str], code: int, told: str
+) -> None:
+    (tmp_path / "config.json").write_bytes((biased / "config.json").read_bytes())
+    given = [argument.format(tmp=tmp_path) for argument in arguments]
+    exit_code, line = refusal("-m", biased, "-p", "8", "-n", "4", *given)
+    assert exit_code == code
+    assert told in line
+
+
+@pytest.mark.usefixtures("nothing_loads")
+def test_more_than_the_memory_is_refused(biased: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "available_memory", lambda: 1000)
+    assert "and 0.0 MiB are free" in refusal("-m", biased, *SMALL)[1]
+
+
+@pytest.mark.usefixtures("nothing_loads")
+def test_a_report_without_these_tests_is_refused_before_they_are_run(biased: Path, tmp_path: Path) -> None:
+    (tmp_path / "old.json").write_text('{"machine": {}, "results": []}')
+    code, line = refusal("-m", biased, *SMALL, "--compare", tmp_path / "old.json")
+    assert code == 2 and "has none of these tests" in line
+
+
+@pytest.mark.usefixtures("nothing_loads")
+def test_a_picture_without_matplotlib_is_refused(
+    biased: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinyllm.cli.bench.find_spec", lambda name: None)
+    code, line = refusal("-m", biased, *SMALL, "--plot", tmp_path / "a.png")
+    assert code == 2 and "tinyllm-mlx[plot]" in line

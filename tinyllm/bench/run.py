@@ -1,0 +1,61 @@
+"""A whole benchmark: models found and checked first, then loaded and measured one after another."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tinyllm import hardware
+from tinyllm._mx import mx
+from tinyllm.bench.machine import describe_machine, measure_bandwidth
+from tinyllm.bench.measure import Schedule, measure
+from tinyllm.bench.memory import check_memory
+from tinyllm.bench.report import Report
+from tinyllm.bench.result import Result
+from tinyllm.bench.subject import load_subject
+from tinyllm.bench.workload import Workload, check_context
+from tinyllm.checkpoint.summary import summarize
+from tinyllm.config.config import Config
+
+__all__ = ["Plan", "run"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure: each workload on each of `models` (name, folder), with each of `features`."""
+
+    models: Sequence[tuple[str, Path]]
+    workloads: Sequence[Workload]
+    features: Sequence[str]
+    schedule: Schedule
+
+    @property
+    def runs(self) -> int:
+        """How many times something is run."""
+        each = self.schedule.repetitions + self.schedule.warmup
+        return each * len(self.workloads) * len(self.models) * len(self.features)
+
+
+def run(plan: Plan, report: Callable[[str], None]) -> Report:
+    """Measure everything; `report` is told what runs next, `plan.runs` times.
+
+    Raises, before anything is loaded, ContextLengthError and DoesNotFitError for sizes that are impossible, and what
+    a model's config or files are refused for.
+    """
+    for name, folder in plan.models:
+        config, summary = Config.from_json_file(folder), summarize(folder)
+        itemsize = 2 if hardware.has_gpu_backend() and config.dtype != "float32" else 4
+        check_context(plan.workloads, config, name)
+        weights = summary.memory_bytes * len(plan.features)
+        check_memory(plan.workloads, config, name, weight_bytes=weights, itemsize=itemsize)
+    machine, bandwidth = describe_machine(), measure_bandwidth()
+    results: list[Result] = []
+    for name, folder in plan.models:
+        mx.clear_cache()
+        subjects = [load_subject(name, folder, features) for features in plan.features]
+        results += measure(subjects, plan.workloads, plan.schedule, bandwidth=bandwidth, report=report)
+        del subjects
+        gc.collect()
+    return Report(asdict(machine), str(machine), bandwidth, {**asdict(plan.schedule), "kv": "dense"}, results)

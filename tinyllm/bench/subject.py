@@ -1,0 +1,53 @@
+"""Models loaded to be measured: an engine each, with the figures that do not depend on a workload."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from time import perf_counter
+
+from tinyllm._mx import mx
+from tinyllm.bench.memory import kv_bytes_per_token
+from tinyllm.bench.result import Subject
+from tinyllm.checkpoint.summary import summarize
+from tinyllm.config.tensors import tensor_shapes
+from tinyllm.engine.engine import Engine
+from tinyllm.model.load import load_model
+from tinyllm.ops.features import ModelFeatures
+
+__all__ = ["FEATURES", "load_subject"]
+
+FEATURES = {"fused": ModelFeatures(), "reference": ModelFeatures.reference()}
+
+
+def load_subject(name: str, folder: Path, features: str) -> tuple[Subject, Engine]:
+    """Load a folder's model, under the `name` that it is reported as, with the kernels of FEATURES[features]."""
+    started = perf_counter()
+    model = load_model(folder, FEATURES[features])
+    load_s = perf_counter() - started
+    config = model.config
+    size = held_bytes(model)
+    looked_up = 0 if config.tie_word_embeddings else held_bytes(model.embed_tokens)  # one row of it is read
+    subject = Subject(
+        name=name,
+        params=sum(math.prod(shape) for shape in tensor_shapes(config).values()),
+        size_bytes=size,
+        read_bytes=size - looked_up,
+        kv_bytes_per_token=kv_bytes_per_token(config, model.dtype.size),
+        quantization=summarize(folder).quantization,
+        dtype=str(model.dtype).removeprefix("mlx.core."),
+        features=features,
+        load_s=load_s,
+    )
+    return subject, Engine(model)
+
+
+def held_bytes(part: object) -> int:
+    """Bytes of all arrays that a part of the network holds."""
+    if isinstance(part, mx.array):
+        return part.nbytes
+    if isinstance(part, (list, tuple)):
+        return sum(map(held_bytes, part))
+    if type(part).__module__.startswith("tinyllm."):
+        return sum(map(held_bytes, vars(part).values()))
+    return 0
