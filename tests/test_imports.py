@@ -23,6 +23,7 @@ FLOORS = (
     {"config"},
     {"ops"},
     {"checkpoint"},
+    {"hub"},
     {"kv"},
     {"model"},
     {"engine", "text"},
@@ -32,7 +33,7 @@ FLOORS = (
 )
 FLOOR_OF = {name: number for number, floor in enumerate(FLOORS) for name in floor}
 WITHOUT_MLX = re.compile(
-    r"tinyllm\.(errors|hardware|blas|backends|(config|text)\..*|engine\.(request|scheduler)|kv\.prefix"
+    r"tinyllm\.(errors|hardware|blas|backends|(config|text|hub)\..*|engine\.(request|scheduler)|kv\.prefix"
     r"|checkpoint\.(?!weights|quantization|gguf$).*)"
 )
 

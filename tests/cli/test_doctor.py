@@ -22,7 +22,7 @@ CHECKS = len(doctor.GOLDEN) * 4  # float32 and the stored dtype, each fused and 
 @pytest.fixture(autouse=True)
 def no_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLX_ENABLE_TF32", "0")  # set by the command, and undone after the test
-    monkeypatch.setattr("tinyllm.checkpoint.locate.models_folder", lambda: tmp_path / "models")
+    monkeypatch.setattr("tinyllm.hub.locate.models_folder", lambda: tmp_path / "models")
 
 
 def run(*arguments: str) -> Result:

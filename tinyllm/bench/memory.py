@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from tinyllm import hardware
 from tinyllm.bench.workload import Workload
-from tinyllm.checkpoint.sizes import memory_size
 from tinyllm.config.config import AttentionConfig, Config
 from tinyllm.errors import DoesNotFitError
+from tinyllm.hub.sizes import memory_size
 
 __all__ = ["check_memory", "kv_bytes_per_token", "kv_bytes_read"]
 

@@ -136,7 +136,7 @@ def _check_files(output: Path | None, plot: Path | None) -> None:
 
 def _find(model: str | None, offline: bool) -> list[tuple[str, Path]]:
     """Return the models that are meant, each as (the name to report, folder)."""
-    from tinyllm.checkpoint.locate import find_model, model_name
+    from tinyllm.hub.locate import find_model, model_name
 
     names = [None] if model is None else model.split(",")
     folders = [find_model(name, offline=offline, report=console.say) for name in names]

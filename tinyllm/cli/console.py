@@ -54,15 +54,6 @@ def on_terminal() -> bool:
     return sys.stderr is not None and sys.stderr.isatty()
 
 
-def human_bytes(count: float) -> str:
-    """Write a number of bytes with a unit of 1000: 1.5 GB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 999.5:
-            return f"{count:.0f} {unit}" if unit in ("B", "kB") or count >= 99.5 else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
 def _explain(error: Exception) -> str:
     if isinstance(error, TinyllmError):
         return str(error)

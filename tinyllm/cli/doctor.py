@@ -47,7 +47,7 @@ def _facts() -> dict[str, Any]:
     from tinyllm import hardware
     from tinyllm._mx import BLAS
     from tinyllm.bench.machine import describe_machine
-    from tinyllm.checkpoint.inventory import places
+    from tinyllm.hub.inventory import places
 
     machine = asdict(describe_machine())
     return {
@@ -58,9 +58,9 @@ def _facts() -> dict[str, Any]:
 
 
 def _checks() -> Iterator[Check]:
-    from tinyllm.checkpoint.locate import EMBEDDED, models_folder
     from tinyllm.cli.progress import Progress
     from tinyllm.doctor import GOLDEN, check_golden, check_model
+    from tinyllm.hub.locate import EMBEDDED, models_folder
 
     with Progress() as progress:
         for name in GOLDEN:

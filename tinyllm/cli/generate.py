@@ -16,6 +16,7 @@ from tinyllm.cli import console, options
 from tinyllm.cli.prompt import read_prompt
 from tinyllm.engine.request import SamplingParams
 from tinyllm.errors import UsageError
+from tinyllm.hub.sizes import disk_size
 
 if TYPE_CHECKING:
     from tinyllm.cli.progress import Progress
@@ -107,7 +108,7 @@ def generate(
 
 def load(model: str | None, *, dtype: str | None, device: str | None, offline: bool, progress: Progress) -> LLM:
     """Find the model that a person means and load it, with progress shown."""
-    from tinyllm.checkpoint.locate import find_model, model_name
+    from tinyllm.hub.locate import find_model, model_name
 
     folder = find_model(model, offline=offline, report=console.say)
     progress.show(f"loading {model_name(folder)}")
@@ -154,10 +155,7 @@ def figures(statistics: Statistics) -> Iterator[str]:
         f" · answer {s.completion_tokens:,} tokens, {s.decode_tps:.1f} tokens/s"
         f" · first token after {s.ttft_s:.2f} s"
     )
-    yield (
-        f"loading {s.load_s:.2f} s · peak memory {console.human_bytes(s.peak_bytes)}"
-        f" · KV cache {console.human_bytes(s.kv_bytes)}"
-    )
+    yield (f"loading {s.load_s:.2f} s · peak memory {disk_size(s.peak_bytes)} · KV cache {disk_size(s.kv_bytes)}")
     yield f"sampling: {describe(s.sampling)}"
 
 

@@ -15,7 +15,7 @@ from tinyllm.cli import console, options
 from tinyllm.errors import SettingsError
 
 if TYPE_CHECKING:
-    from tinyllm.checkpoint.inventory import Entry, Place
+    from tinyllm.hub.inventory import Entry, Place
 
 _HEADER = (" ", "model", "size", "quant", "family", "runs")
 _REASON_LENGTH = 100
@@ -28,7 +28,7 @@ def list_models(
     """Show the models on this machine, and every folder that is looked in; * marks the one in use."""
 
     def command() -> None:
-        from tinyllm.checkpoint.inventory import inventory, places
+        from tinyllm.hub.inventory import inventory, places
 
         entries, in_use = inventory(), _name_in_use()
         if as_json:
@@ -46,8 +46,8 @@ def list_models(
 
 def _name_in_use() -> str | None:
     """Return the name of the model in use; None, and a line on stderr, where the settings are broken."""
-    from tinyllm.checkpoint.choice import DEFAULT, choose
-    from tinyllm.checkpoint.locate import EMBEDDED
+    from tinyllm.hub.choice import DEFAULT, choose
+    from tinyllm.hub.locate import EMBEDDED
 
     try:
         name = choose().name
@@ -62,7 +62,7 @@ def _is_in_use(entry: Entry, in_use: str | None) -> bool:
 
 
 def _row(entry: Entry, in_use: str | None) -> tuple[str, ...]:
-    from tinyllm.checkpoint.sizes import disk_size
+    from tinyllm.hub.sizes import disk_size
 
     mark = "*" if _is_in_use(entry, in_use) else " "
     size = disk_size(entry.disk_bytes)

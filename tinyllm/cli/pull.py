@@ -27,7 +27,7 @@ def pull(
     """Download a model, after a look at its size and whether it runs here; prints its folder."""
 
     def command() -> None:
-        from tinyllm.checkpoint.choice import DEFAULT, save_choice
+        from tinyllm.hub.choice import DEFAULT, save_choice
 
         folder = _fetch_embedded() if model == DEFAULT else _fetch_repository(model, revision, force)
         if use:
@@ -39,19 +39,20 @@ def pull(
 
 
 def _fetch_embedded() -> Path:
-    from tinyllm.checkpoint.embedded import SMOLLM2_135M, fetch
-    from tinyllm.checkpoint.locate import models_folder
+    from tinyllm.hub.embedded import SMOLLM2_135M, fetch
+    from tinyllm.hub.locate import models_folder
 
     return fetch(SMOLLM2_135M, models_folder(), report=console.say)
 
 
 def _fetch_repository(model: str, revision: str | None, force: bool) -> Path:
-    from tinyllm.checkpoint import hub, hub_cache, locate
+    from tinyllm.hub import cache, locate
+    from tinyllm.hub.pull import pull as pull_repository
 
     repo, pinned = locate.split_revision(model)
     if revision is not None and pinned is not None:
         raise UsageError(f"{model} names a revision already, beside --revision {revision}")
-    if not hub_cache.is_repository(repo):
+    if not cache.is_repository(repo):
         hint = "it is a folder here, with nothing to download" if locate.local_folder(repo) else "OWNER/NAME is one"
         raise UsageError(f"{model}: is not the name of a repository: {hint}")
-    return hub.pull(repo, revision or pinned, force=force, report=console.say)
+    return pull_repository(repo, revision or pinned, force=force, report=console.say)

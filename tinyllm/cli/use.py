@@ -22,7 +22,7 @@ def use(
     """Choose the model that is used where none is named, or show it and who chose it."""
 
     def command() -> None:
-        from tinyllm.checkpoint.choice import ENVIRONMENT, choose, save_choice
+        from tinyllm.hub.choice import ENVIRONMENT, choose, save_choice
 
         if clear and model is not None:
             raise UsageError("--clear forgets the choice, and takes no model")
@@ -38,8 +38,8 @@ def use(
 
 def _stored_name(model: str) -> str:
     """Return the name to keep: a folder's whole path, since the next command may run elsewhere."""
-    from tinyllm.checkpoint import hub_cache, locate
-    from tinyllm.checkpoint.choice import DEFAULT
+    from tinyllm.hub import cache, locate
+    from tinyllm.hub.choice import DEFAULT
 
     if model == DEFAULT:
         return model
@@ -47,10 +47,10 @@ def _stored_name(model: str) -> str:
     if folder is not None:
         return str(folder.resolve()) if Path(model).expanduser().is_dir() else model
     repo, revision = locate.split_revision(model)
-    if not hub_cache.is_repository(repo):
+    if not cache.is_repository(repo):
         raise ModelNotFoundError(
             f"{model}: there is no such folder here, and it is not the name of a repository (OWNER/NAME)"
         )
-    if hub_cache.find_snapshot(repo, revision or hub_cache.MAIN) is None:
+    if cache.find_snapshot(repo, revision or cache.MAIN) is None:
         console.say(f"{model} is not on this machine: its first use downloads it, or now tinyllm pull {model}")
     return model

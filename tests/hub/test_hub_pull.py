@@ -17,9 +17,6 @@ from hub_server import TOKEN, Hub
 from huggingface_hub import constants, file_download
 
 from tinyllm import hardware
-from tinyllm.checkpoint import hub, hub_cache, hub_errors
-from tinyllm.checkpoint.locate import find_model
-from tinyllm.checkpoint.sizes import disk_size
 from tinyllm.checkpoint.summary import summarize
 from tinyllm.errors import (
     ConfigError,
@@ -38,6 +35,10 @@ from tinyllm.errors import (
     UnsupportedModelError,
     UnsupportedQuantizationError,
 )
+from tinyllm.hub import cache, failures
+from tinyllm.hub.locate import find_model
+from tinyllm.hub.pull import pull as pull_repository
+from tinyllm.hub.sizes import disk_size
 
 REPO = "org/tiny"
 
@@ -70,7 +71,7 @@ def published(remote: Hub, tiny_checkpoint: Path) -> Hub:
 
 
 def pull(**options: Any) -> Path:
-    return hub.pull(REPO, report=lambda line: None, **options)
+    return pull_repository(REPO, report=lambda line: None, **options)
 
 
 def blob_of(snapshot: Path, name: str = "model.safetensors") -> Path:
@@ -90,7 +91,7 @@ def test_a_pull_gives_a_folder_that_loads_with_the_files_as_they_were(published:
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
         path.name: path.read_bytes() for path in tiny_checkpoint.iterdir()
     }
-    assert folder == hub_cache.find_snapshot(REPO) and hub_cache.why_incomplete(folder) is None
+    assert folder == cache.find_snapshot(REPO) and cache.why_incomplete(folder) is None
     assert summarize(folder) == summarize(tiny_checkpoint)
 
 
@@ -113,7 +114,7 @@ def test_only_the_files_that_are_needed_are_asked_for(remote: Hub, tmp_path: Pat
 
 def test_the_sizes_are_told_before_a_weight_is_asked_for(published: Hub) -> None:
     lines: list[tuple[str, bool]] = []
-    hub.pull(REPO, report=lambda line: lines.append((line, only_headers(published.downloads()))))
+    pull_repository(REPO, report=lambda line: lines.append((line, only_headers(published.downloads()))))
     [(line, nothing_large)] = lines
     assert nothing_large and not only_headers(published.downloads())
     assert line.startswith(f"{REPO}: llama, f32, ") and line.endswith("of memory: fits")
@@ -127,14 +128,14 @@ def test_a_second_pull_downloads_nothing_and_a_new_commit_only_what_changed(publ
     assert only_headers(published.downloads())
     published.repositories[REPO].files["config.json"] += b" "
     second = pull()
-    assert second != first and hub_cache.find_snapshot(REPO) == second
+    assert second != first and cache.find_snapshot(REPO) == second
     assert blob_of(second) == blob_of(first) and only_headers(published.downloads())
 
 
 def test_a_revision_is_kept_under_its_name(published: Hub) -> None:
     commit = published.repositories[REPO].commit
     assert pull(revision=commit).name == commit
-    assert hub_cache.find_snapshot(REPO, commit) is not None and hub_cache.find_snapshot(REPO) is None
+    assert cache.find_snapshot(REPO, commit) is not None and cache.find_snapshot(REPO) is None
     with pytest.raises(ModelNotFoundError, match="no such revision"):
         pull(revision="v2")
     with pytest.raises(ModelNotFoundError, match=r"not the name of a branch"):
@@ -144,7 +145,7 @@ def test_a_revision_is_kept_under_its_name(published: Hub) -> None:
 def test_a_repository_that_has_moved_is_followed(published: Hub) -> None:
     published.repositories["org/new"] = published.repositories[REPO]
     published.repositories[REPO] = type(published.repositories[REPO])({}, moved_to="org/new")
-    assert hub_cache.why_incomplete(pull()) is None
+    assert cache.why_incomplete(pull()) is None
 
 
 # ---------------------------------------------------------------- what is refused before a weight is downloaded
@@ -239,7 +240,7 @@ def test_fault_53_names_that_lead_out_of_the_folder_are_not_touched(published: H
     snapshot = pull()
     assert not published.fetched() & set(hostile)
     assert {path.name for path in tmp_path.rglob("*")}.isdisjoint(Path(name).name or name for name in hostile)
-    assert hub_cache.why_incomplete(snapshot) is None
+    assert cache.why_incomplete(snapshot) is None
 
 
 def test_long_headers_are_read_whole(remote: Hub, tmp_path: Path) -> None:
@@ -249,7 +250,7 @@ def test_long_headers_are_read_whole(remote: Hub, tmp_path: Path) -> None:
     header = data[8 : 8 + length] + b" " * 200_000
     tiny.write_raw_safetensors(folder / "model.safetensors", header, [data[8 + length :]])
     remote.add(REPO, folder)
-    assert hub_cache.why_incomplete(pull()) is None
+    assert cache.why_incomplete(pull()) is None
 
 
 # ---------------------------------------------------------------- what does not fit
@@ -261,11 +262,11 @@ def test_what_memory_cannot_hold_is_downloaded_only_with_force(
     monkeypatch.setattr(hardware, "total_memory", lambda: 1000)
     lines: list[str] = []
     with pytest.raises(DoesNotFitError, match=r"this machine has .*--force"):
-        hub.pull(REPO, report=lines.append)
+        pull_repository(REPO, report=lines.append)
     assert only_headers(published.downloads())
-    assert hub_cache.why_incomplete(hub.pull(REPO, force=True, report=lines.append)) is None
+    assert cache.why_incomplete(pull_repository(REPO, force=True, report=lines.append)) is None
     assert [line.endswith("does not fit") for line in lines] == [True, True]
-    hub.pull(REPO, report=lines.append)  # what is here already is no matter of force
+    pull_repository(REPO, report=lines.append)  # what is here already is no matter of force
 
 
 def test_what_the_disk_cannot_hold_is_not_begun_even_with_force(
@@ -285,7 +286,7 @@ def test_fault_45_a_disk_that_fills_up_is_called_that(published: Hub, monkeypatc
     monkeypatch.setattr(file_download, "http_get", no_space)
     with pytest.raises(DoesNotFitError, match=r"the disk of .* is full: make room and pull again"):
         pull()
-    assert hub_cache.find_snapshot(REPO) is None  # the revision does not name what is not whole
+    assert cache.find_snapshot(REPO) is None  # the revision does not name what is not whole
 
 
 # ---------------------------------------------------------------- interrupted downloads
@@ -300,7 +301,7 @@ def test_a_connection_that_is_cut_goes_on_where_it_was_and_nothing_is_said(
     snapshot = pull()
     ranges = [request.range for request in published.downloads() if not only_headers([request])]
     assert ranges == [None, f"bytes={2 << 14}-", f"bytes={4 << 14}-"]
-    assert hub_cache.why_incomplete(snapshot) is None
+    assert cache.why_incomplete(snapshot) is None
     assert capfd.readouterr() == ("", "")
 
 
@@ -317,7 +318,7 @@ def test_a_partial_file_of_an_earlier_run_is_completed_and_counts_as_here(
     usage = shutil.disk_usage("/")._replace(free=len(data) - 40_000)  # enough for the rest of it
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     lines: list[str] = []
-    hub.pull(REPO, report=lines.append)
+    pull_repository(REPO, report=lines.append)
     assert f"{disk_size(len(data) + small - 50_000)} of it to download" in lines[0]
     assert [request.range for request in published.downloads() if not only_headers([request])] == ["bytes=50000-"]
     assert blob.read_bytes() == data and not blob.with_name(f"{blob.name}.incomplete").exists()
@@ -334,7 +335,7 @@ def test_a_partial_file_of_other_content_is_not_built_upon(published: Hub, lengt
         with pytest.raises(CorruptFileError, match="arrived damaged"):
             pull()
         assert not blob.exists()
-    assert hub_cache.why_incomplete(pull()) is None
+    assert cache.why_incomplete(pull()) is None
 
 
 def test_a_hub_that_keeps_breaking_off_is_an_error_that_says_so(
@@ -345,7 +346,7 @@ def test_a_hub_that_keeps_breaking_off_is_an_error_that_says_so(
     with pytest.raises(HubError, match="cannot be reached: peer closed connection"):
         pull()
     published.cuts = []
-    assert hub_cache.why_incomplete(pull()) is None
+    assert cache.why_incomplete(pull()) is None
 
 
 # ---------------------------------------------------------------- what the hub says
@@ -358,13 +359,13 @@ def test_a_gated_repository_says_where_to_accept_and_opens_with_a_token(
     with pytest.raises(GatedRepositoryError, match=f"{published.address}/{REPO} while logged in, .*HF_TOKEN"):
         pull()
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert hub_cache.why_incomplete(pull()) is None
+    assert cache.why_incomplete(pull()) is None
     assert not any(request.authorized for request in published.downloads())  # the token stays with the hub
 
 
 def test_fault_45_each_cause_has_its_own_line(published: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelNotFoundError, match=r"modl/x: the hub .* has no such repository"):
-        hub.pull("modl/x", report=print)
+        pull_repository("modl/x", report=print)
     published.fails_with = 503
     with pytest.raises(HubError, match="answered 503: try again later"):
         pull()
@@ -380,7 +381,7 @@ def test_fault_45_each_cause_has_its_own_line(published: Hub, monkeypatch: pytes
 
 
 def test_an_error_that_nobody_foresaw_is_not_dressed_up() -> None:
-    with pytest.raises(PermissionError), hub_errors.told(REPO):
+    with pytest.raises(PermissionError), failures.told(REPO):
         raise PermissionError(errno.EACCES, "Permission denied", "/hub")
 
 
@@ -396,7 +397,7 @@ def test_fault_08_links_into_the_blobs_load_and_a_dangling_one_is_downloaded_aga
         find_model(REPO, offline=True)
     with pytest.raises(MissingFileError, match=r"model.safetensors links to nothing; download again"):
         find_model(str(snapshot))
-    assert find_model(REPO) == snapshot and hub_cache.why_incomplete(snapshot) is None
+    assert find_model(REPO) == snapshot and cache.why_incomplete(snapshot) is None
 
 
 def test_fault_08_a_snapshot_of_which_only_a_part_has_arrived_is_not_taken_as_whole(published: Hub) -> None:
@@ -407,7 +408,7 @@ def test_fault_08_a_snapshot_of_which_only_a_part_has_arrived_is_not_taken_as_wh
     with pytest.raises(OfflineError, match=r"download is not whole .*no weights"):
         find_model(REPO, offline=True)
     published.requests.clear()
-    assert find_model(REPO) == snapshot and hub_cache.why_incomplete(snapshot) is None
+    assert find_model(REPO) == snapshot and cache.why_incomplete(snapshot) is None
     assert only_headers(published.downloads())  # the part was all of it
 
 
@@ -416,12 +417,12 @@ def test_what_a_snapshot_lacks_is_named(published: Hub) -> None:
     for name, told in (("config.json", "there is no config.json"), ("tokenizer.json", "has no tokenizer.json")):
         link = (snapshot / name).readlink()
         (snapshot / name).unlink()
-        assert told in str(hub_cache.why_incomplete(snapshot))
+        assert told in str(cache.why_incomplete(snapshot))
         (snapshot / name).symlink_to(link)
     index = {"weight_map": {"a": "model-00001-of-00002.safetensors"}}
     (snapshot / "model.safetensors").unlink()
     (snapshot / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert "model-00001-of-00002.safetensors" in str(hub_cache.why_incomplete(snapshot))
+    assert "model-00001-of-00002.safetensors" in str(cache.why_incomplete(snapshot))
 
 
 def test_a_repository_that_is_here_is_taken_without_asking_the_hub(published: Hub) -> None:
@@ -434,7 +435,7 @@ def test_a_repository_that_is_here_is_taken_without_asking_the_hub(published: Hu
 
 def test_a_reference_to_no_commit_is_no_snapshot(published: Hub) -> None:
     snapshot = pull()
-    reference = hub_cache.repository_folder(REPO) / "refs" / "main"
+    reference = cache.repository_folder(REPO) / "refs" / "main"
     for content in ("", "../../..", snapshot.name + "0", "0" * 40):
         reference.write_text(content)
-        assert hub_cache.find_snapshot(REPO) is None
+        assert cache.find_snapshot(REPO) is None

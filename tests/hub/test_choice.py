@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tinyllm.checkpoint.choice import choose, save_choice, saved_choice
 from tinyllm.errors import SettingsError, UsageError
+from tinyllm.hub.choice import choose, save_choice, saved_choice
 
 pytestmark = pytest.mark.usefixtures("home")
 

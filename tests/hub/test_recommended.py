@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tinyllm.checkpoint.recommended import RECOMMENDED, Recommended, recommend
 from tinyllm.config.config import Config
 from tinyllm.config.tensors import tensor_shapes
+from tinyllm.hub.recommended import RECOMMENDED, Recommended, recommend
 
 GIB = 2**30
 

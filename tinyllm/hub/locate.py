@@ -6,11 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tinyllm import hardware
-from tinyllm.checkpoint import hub, hub_cache
-from tinyllm.checkpoint.choice import DEFAULT, Choice, choose
-from tinyllm.checkpoint.recommended import recommend
-from tinyllm.checkpoint.sizes import memory_size
 from tinyllm.errors import ModelNotFoundError, OfflineError, TinyllmError
+from tinyllm.hub import cache
+from tinyllm.hub.choice import DEFAULT, Choice, choose
+from tinyllm.hub.pull import pull
+from tinyllm.hub.recommended import recommend
+from tinyllm.hub.sizes import memory_size
 
 __all__ = ["EMBEDDED", "FETCH_COMMAND", "find_model", "local_folder", "model_name", "models_folder", "split_revision"]
 
@@ -40,7 +41,7 @@ def find_model(
     `name` is a folder, one in the models folder, OWNER/NAME of the hub (also with @REVISION), or "default" for the
     embedded model; with None it is chosen as `choose` says. A repository that is here is taken as it is, and the hub
     is not asked. `report` gets lines for the person. Raises ModelNotFoundError, saying what to do, OfflineError where
-    `offline` or the environment forbids the connection that it would take, and as `hub.pull`.
+    `offline` or the environment forbids the connection that it would take, and as `pull`.
     """
     choice = choose(name)
     try:
@@ -61,7 +62,7 @@ def local_folder(name: str) -> Path | None:
 
 def model_name(folder: Path) -> str:
     """Return how to call the model in a folder: OWNER/NAME in the hub's cache, else the folder's own name."""
-    return hub_cache.repository_of(folder) or folder.resolve().name
+    return cache.repository_of(folder) or folder.resolve().name
 
 
 def split_revision(name: str) -> tuple[str, str | None]:
@@ -75,12 +76,12 @@ def _find(choice: Choice, revision: str | None, offline: bool, report: Callable[
         return _embedded(choice, report)
     folder = local_folder(choice.name)
     if folder is not None:
-        hub_cache.check_links(folder)
+        cache.check_links(folder)
         return folder
     if Path(choice.name).expanduser().exists():
         raise ModelNotFoundError(f"{choice.name}: is a file, not a folder with a model")
     repo, pinned = split_revision(choice.name)
-    if not hub_cache.is_repository(repo):
+    if not cache.is_repository(repo):
         raise ModelNotFoundError(
             f"{choice.name}: there is no such folder here, and it is not the name of a repository (OWNER/NAME)"
         )
@@ -104,12 +105,12 @@ def _embedded(choice: Choice, report: Callable[[str], None]) -> Path:
 
 
 def _repository(repo: str, revision: str | None, offline: bool, report: Callable[[str], None]) -> Path:
-    snapshot = hub_cache.find_snapshot(repo, revision or hub_cache.MAIN)
-    lack = None if snapshot is None else hub_cache.why_incomplete(snapshot)
+    snapshot = cache.find_snapshot(repo, revision or cache.MAIN)
+    lack = None if snapshot is None else cache.why_incomplete(snapshot)
     if snapshot is not None and lack is None:
         return snapshot
     state = f"its download is not whole ({lack})" if lack else "it has not been downloaded"
-    if offline or hub_cache.is_offline():
+    if offline or cache.is_offline():
         word = "--offline" if offline else "HF_HUB_OFFLINE"
         raise OfflineError(
             f"{repo}: there is no such folder here; as a repository, {state}, and {word} forbids asking the hub:"
@@ -117,7 +118,7 @@ def _repository(repo: str, revision: str | None, offline: bool, report: Callable
         )
     report(f"{repo}: {state}: asking the hub")
     try:
-        return hub.pull(repo, revision, report=report)
+        return pull(repo, revision, report=report)
     except ModelNotFoundError as error:
         reason = str(error).removeprefix(f"{repo}: ")
         raise ModelNotFoundError(f"{repo}: there is no such folder here, and {reason}") from error

@@ -6,7 +6,6 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tinyllm.checkpoint import hub_cache
 from tinyllm.errors import (
     DoesNotFitError,
     GatedRepositoryError,
@@ -15,6 +14,7 @@ from tinyllm.errors import (
     OfflineError,
     TinyllmError,
 )
+from tinyllm.hub import cache
 
 __all__ = ["told"]
 
@@ -43,7 +43,7 @@ def _foreseen(repo: str, error: BaseException) -> TinyllmError | None:
     """Return our error for the library's; None where there is nothing to add."""
     from huggingface_hub import errors
 
-    hub = hub_cache.hub_address()
+    hub = cache.hub_address()
     if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__ is not None:
         return _foreseen(repo, error.__cause__)
     if isinstance(error, errors.GatedRepoError):
@@ -80,8 +80,7 @@ def _refusal(repo: str, hub: str, status: int) -> HubError:
 def _disk_or_download(repo: str, error: OSError) -> TinyllmError | None:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DoesNotFitError(
-            f"{repo}: the disk of {hub_cache.cache_folder()} is full: make room and pull again; what has arrived"
-            " is kept"
+            f"{repo}: the disk of {cache.cache_folder()} is full: make room and pull again; what has arrived is kept"
         )
     if error.errno is None:  # the library's word for a download that came out short
         return HubError(f"{repo}: the download broke off, pull again to go on: {_one_line(error)}")

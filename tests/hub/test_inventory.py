@@ -6,8 +6,8 @@ from pathlib import Path
 
 import tiny
 
-from tinyllm.checkpoint import inventory
-from tinyllm.checkpoint.inventory import Entry
+from tinyllm.hub import inventory
+from tinyllm.hub.inventory import Entry
 
 
 def listed() -> dict[str, Entry]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from tinyllm.checkpoint import choice, locate
+from tinyllm.hub import choice, locate
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import tiny
 from huggingface_hub import constants
 
 from tinyllm import hardware
-from tinyllm.checkpoint.embedded import SMOLLM2_135M
-from tinyllm.checkpoint.locate import EMBEDDED, find_model, model_name
 from tinyllm.errors import MissingFileError, ModelNotFoundError, OfflineError
+from tinyllm.hub.embedded import SMOLLM2_135M
+from tinyllm.hub.locate import EMBEDDED, find_model, model_name
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -79,7 +79,7 @@ def test_fault_08_a_folder_with_a_link_to_nothing_is_named(home: Path) -> None:
 
 def test_a_folder_here_is_found_without_the_hub_library_and_without_mlx(tiny_checkpoint: Path) -> None:
     script = (
-        "import sys; from tinyllm.checkpoint.locate import find_model; find_model(sys.argv[1])\n"
+        "import sys; from tinyllm.hub.locate import find_model; find_model(sys.argv[1])\n"
         "print(sorted({'huggingface_hub', 'mlx', 'numpy'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", script, str(tiny_checkpoint)], capture_output=True, text=True)

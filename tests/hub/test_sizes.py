@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tinyllm.checkpoint.sizes import disk_size, memory_size
+from tinyllm.hub.sizes import disk_size, memory_size
 
 
 def test_sizes_are_written_as_people_read_them() -> None:

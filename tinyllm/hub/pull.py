@@ -18,15 +18,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from tinyllm import hardware
-from tinyllm.checkpoint import hub_cache
-from tinyllm.checkpoint.blob import LARGEST_OVER_HTTP, arrived_of, fetch_blob
 from tinyllm.checkpoint.files import INDEX
-from tinyllm.checkpoint.hollow import TIMEOUT_S, HollowCopy
-from tinyllm.checkpoint.hub_cache import MAIN
-from tinyllm.checkpoint.hub_errors import told
-from tinyllm.checkpoint.sizes import disk_size, memory_size
 from tinyllm.checkpoint.summary import Summary, summarize
 from tinyllm.errors import DoesNotFitError, HubError, ModelNotFoundError, TinyllmError
+from tinyllm.hub import cache
+from tinyllm.hub.blob import LARGEST_OVER_HTTP, arrived_of, fetch_blob
+from tinyllm.hub.cache import MAIN
+from tinyllm.hub.failures import told
+from tinyllm.hub.hollow import TIMEOUT_S, HollowCopy
+from tinyllm.hub.sizes import disk_size, memory_size
 
 __all__ = ["RemoteFile", "RemoteModel", "Report", "inspect", "pull"]
 
@@ -64,7 +64,7 @@ class RemoteModel:
     @property
     def snapshot(self) -> Path:
         """Where the files stand when they are here."""
-        return hub_cache.repository_folder(self.repo) / "snapshots" / self.commit
+        return cache.repository_folder(self.repo) / "snapshots" / self.commit
 
     @property
     def absent(self) -> tuple[RemoteFile, ...]:
@@ -83,7 +83,7 @@ class RemoteModel:
 
     def blob(self, file: RemoteFile) -> Path:
         """Where the content of a large file stands in the cache."""
-        return hub_cache.repository_folder(self.repo) / "blobs" / (file.sha256 or file.name)
+        return cache.repository_folder(self.repo) / "blobs" / (file.sha256 or file.name)
 
 
 def pull(repo: str, revision: str | None = None, *, force: bool = False, report: Report) -> Path:
@@ -94,7 +94,7 @@ def pull(repo: str, revision: str | None = None, *, force: bool = False, report:
     DoesNotFitError where the disk cannot hold it, or the memory cannot and `force` is false.
     """
     revision = MAIN if revision is None else revision
-    if not hub_cache.is_revision(revision):
+    if not cache.is_revision(revision):
         raise ModelNotFoundError(f"{repo}: {revision!r} is not the name of a branch, a tag or a commit")
     with told(repo):
         model = inspect(repo, revision)
@@ -115,7 +115,7 @@ def inspect(repo: str, revision: str = MAIN) -> RemoteModel:
     info = HfApi().model_info(repo, revision=revision, files_metadata=True, timeout=TIMEOUT_S)
     commit = info.sha or ""
     if not _COMMIT.fullmatch(commit):
-        raise HubError(f"{repo}: the hub ({hub_cache.hub_address()}) names no commit of it")
+        raise HubError(f"{repo}: the hub ({cache.hub_address()}) names no commit of it")
     listed = [_remote_file(sibling) for sibling in info.siblings or ()]
     files = {file.name: file for file in listed if _TOP_LEVEL.fullmatch(file.name)}
     with TemporaryDirectory(prefix="tinyllm-") as folder, _named(folder, repo):
@@ -161,7 +161,7 @@ def _check_fit(model: RemoteModel, free: int, force: bool) -> None:
         )
     if remaining > free:
         raise DoesNotFitError(
-            f"{model.repo}: {disk_size(remaining)} are to be downloaded, and {hub_cache.cache_folder()} has"
+            f"{model.repo}: {disk_size(remaining)} are to be downloaded, and {cache.cache_folder()} has"
             f" {disk_size(free)} of disk free: make room, or set HF_HOME to a folder on a larger disk"
         )
 
@@ -181,8 +181,8 @@ def _download(model: RemoteModel) -> None:
     """Fetch what is absent; the revision is set to the commit at the end, and so never names half a model."""
     for file in model.absent:
         _fetch(model, file)
-    if hub_cache.commit_of(model.repo, model.revision) != model.commit:
-        reference = hub_cache.repository_folder(model.repo) / "refs" / model.revision
+    if cache.commit_of(model.repo, model.revision) != model.commit:
+        reference = cache.repository_folder(model.repo) / "refs" / model.revision
         reference.parent.mkdir(parents=True, exist_ok=True)
         reference.write_text(model.commit, encoding="utf-8")
 

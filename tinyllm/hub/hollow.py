@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tinyllm.checkpoint.files import INDEX, find_weight_files
-from tinyllm.checkpoint.sizes import disk_size
 from tinyllm.checkpoint.summary import check_tokenizer
 from tinyllm.config.config import Config
 from tinyllm.config.reader import MAX_CONFIG_BYTES
 from tinyllm.errors import CorruptFileError, MissingFileError
+from tinyllm.hub.sizes import disk_size
 
 __all__ = ["HollowCopy"]
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tinyllm.checkpoint import hub_cache, locate
 from tinyllm.checkpoint.summary import Summary, summarize
 from tinyllm.errors import TinyllmError
+from tinyllm.hub import cache, locate
 
 __all__ = ["Entry", "Place", "inventory", "places"]
 
@@ -35,7 +35,7 @@ class Entry:
 
 def places() -> tuple[Place, Place]:
     """Return where models are looked for."""
-    return Place("models folder", locate.models_folder()), Place("hub cache", hub_cache.cache_folder())
+    return Place("models folder", locate.models_folder()), Place("hub cache", cache.cache_folder())
 
 
 def inventory() -> list[Entry]:
@@ -54,7 +54,7 @@ def _own_models() -> Iterator[Entry]:
 
 def _cached_models() -> Iterator[Entry]:
     title = places()[1].title
-    for cached in hub_cache.cached_models():
+    for cached in cache.cached_models():
         if cached.snapshot is not None:
             yield _entry(cached.name, cached.snapshot, title, again=f"tinyllm pull {cached.repo}")
             continue
@@ -68,11 +68,11 @@ def _entry(name: str, folder: Path, place: str, again: str | None = None) -> Ent
     size = 0
     try:
         size = _size(folder.iterdir())
-        hub_cache.check_links(folder)
+        cache.check_links(folder)
         summary = summarize(folder)
     except (TinyllmError, OSError) as error:
         problem = str(error).replace(f"{folder}/", "").removeprefix(f"{folder}: ").replace(str(folder), "it")
-        if again is not None and hub_cache.why_incomplete(folder) is not None:
+        if again is not None and cache.why_incomplete(folder) is not None:
             problem = f"{problem.partition(';')[0]}: {again}"
     return Entry(name, folder, place, size, summary, problem)
 
