@@ -5,7 +5,7 @@
         snapshots/COMMIT/    the files of that commit, links into ../../blobs
         blobs/SUM            their contents; SUM.incomplete while they arrive
 
-https://huggingface.co/docs/huggingface_hub/guides/manage-cache describes it.
+The hub library's guide to managing its cache describes it.
 """
 
 from __future__ import annotations
