@@ -13,6 +13,7 @@ from terminal import tinyllm_on_a_terminal
 from typer.testing import CliRunner
 
 from tinyllm import hardware
+from tinyllm.bench.compare import RULE
 from tinyllm.cli.app import app
 
 SMALL = ("-p", "8", "-n", "4", "-r", "2")
@@ -56,6 +57,7 @@ def test_slower_than_allowed_exits_with_3_after_the_whole_report(biased: Path, t
     told = done.stderr.decode().splitlines()
     assert told[0].startswith("tinyllm: --compare: chip was another chip, and is ")
     assert "| biased | fused    | pp8  |" in "\n".join(told)
+    assert RULE in told
     assert told[-1].startswith("tinyllm: slower by more than 10 %: biased pp8 (-100.0%), biased tg4")
 
 
@@ -151,4 +153,11 @@ def test_a_picture_without_matplotlib_is_refused(
 ) -> None:
     monkeypatch.setattr("tinyllm.cli.bench.find_spec", lambda name: None)
     code, line = refusal("-m", biased, *SMALL, "--plot", tmp_path / "a.png")
-    assert code == 2 and "tinyllm-mlx[plot]" in line
+    assert code == 2 and line.endswith("pip install matplotlib\n")
+
+
+def test_a_full_disk_under_the_report_is_one_line_that_names_the_file(biased: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full on this system")
+    done = tinyllm("bench", "-m", biased, *SMALL, "--output", "/dev/full")
+    assert (done.returncode, done.stderr) == (1, b"tinyllm: /dev/full: No space left on device\n")

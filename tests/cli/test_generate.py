@@ -124,10 +124,14 @@ def test_debug_shows_the_traceback_before_the_line() -> None:
     assert done.returncode == 1
 
 
-@pytest.mark.parametrize("arguments", [["--temperature", "-1"], ["--seed", "-1"], ["-n", "-3"], ["--nonsense"], []])
+@pytest.mark.parametrize(
+    "arguments", [["--temperature", "-1"], ["--seed", "-1"], ["-n", "-3"], ["--nonsense"], ["y"], []]
+)
 def test_usage_errors_exit_with_2(scripted: Path, arguments: list[str]) -> None:
     prompt = ["x"] if arguments else []
-    assert tinyllm("generate", *prompt, "-m", scripted, *arguments).returncode == 2
+    done = tinyllm("generate", *prompt, "-m", scripted, *arguments)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr.startswith(b"tinyllm: ") and done.stderr.count(b"\n") == 1
 
 
 def start(folder: Path) -> subprocess.Popen[bytes]:
@@ -186,6 +190,18 @@ def test_fault_44_redirected_output_has_no_escape_codes_though_stderr_is_a_termi
     assert "answer 4 tokens" in shown and "sampling: greedy" in shown
 
 
+def test_json_reaches_a_redirected_stdout_though_stderr_is_a_terminal(scripted: Path, tmp_path: Path) -> None:
+    with (tmp_path / "answer").open("wb") as file:
+        shown = tinyllm_on_a_terminal("generate", "x", "-m", scripted, "--json", stdout=file.fileno())
+    assert json.loads((tmp_path / "answer").read_bytes())["text"] == ANSWER
+    assert "loading scripted" in shown and "finish_reason" not in shown
+
+
+def test_json_on_a_terminal_is_one_whole_line(scripted: Path) -> None:
+    shown = tinyllm_on_a_terminal("generate", "x", "-m", scripted, "--json")
+    assert json.loads(shown[shown.index("{") : shown.rindex("}") + 1])["text"] == ANSWER
+
+
 def test_a_terminal_shows_progress_the_answer_and_figures(scripted: Path) -> None:
     shown = tinyllm_on_a_terminal("generate", "x", "-m", scripted)
     assert shown.index("loading scripted") < shown.index(ANSWER) < shown.index("tokens/s")
@@ -199,6 +215,8 @@ def test_statistics_go_to_stderr_when_asked_for(scripted: Path) -> None:
     assert b"sampling: greedy" in done.stderr
     warm = tinyllm("generate", "x", "-m", scripted, "--stats", "-n", "1", "--temperature", "0.5", "--seed", "3")
     assert b"sampling: temperature 0.5, seed 3" in warm.stderr
+    cold = tinyllm("generate", "x", "-m", scripted, "--stats", "-n", "1", "--top-p", "0.5")
+    assert b"sampling: greedy (at temperature 0, without effect: top_p 0.5)\n" in cold.stderr
 
 
 def test_fault_25_reasoning_is_not_in_stdout_but_in_json_and_on_a_terminal(tmp_path: Path) -> None:
@@ -246,6 +264,28 @@ def test_fault_43_no_prompt_and_no_stdin_is_a_usage_error_and_never_waits(script
     assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (2, b"", 1)
 
 
+@pytest.mark.parametrize("arguments", [[], ["-"]])
+def test_an_empty_stdin_alone_is_no_prompt_but_an_empty_argument_is(scripted: Path, arguments: list[str]) -> None:
+    done = tinyllm("generate", *arguments, "-m", scripted, stdin="")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr == b"tinyllm: there is no prompt: nothing came from stdin\n"
+    assert tinyllm("generate", "", "-m", scripted).stdout == f"{ANSWER}\n".encode()
+    assert tinyllm("generate", "x", "-m", scripted, stdin="").stdout == f"{ANSWER}\n".encode()
+
+
+@pytest.mark.parametrize("arguments", [["--dtype", "int3"], ["--device", "tpu"], ["--stop", ""], ["--top-p", "2"]])
+def test_values_are_checked_before_a_model_is_looked_for(arguments: list[str]) -> None:
+    assert tinyllm("generate", "x", "-m", "nowhere", *arguments).returncode == 2
+
+
+def test_dtypes_and_devices_are_those_of_the_library() -> None:
+    from tinyllm import llm
+    from tinyllm.cli import options
+
+    assert tuple(llm.DTYPES) == options.DTYPES
+    assert tuple(llm.DEVICES) == options.DEVICES
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -283,7 +323,7 @@ def test_a_full_disk_under_stdout_is_one_line(scripted: Path) -> None:
             stderr=subprocess.PIPE,
         )
     assert done.returncode == 1
-    assert done.stderr == b"tinyllm: No space left on device\n"
+    assert done.stderr == b"tinyllm: stdout: No space left on device\n"
 
 
 def wait_until_it_computes(pid: int) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
 from process import tinyllm
 
 import tinyllm as package
@@ -29,4 +31,19 @@ def test_version_is_the_package_s() -> None:
 
 def test_without_a_command_the_help_is_shown() -> None:
     done = tinyllm()
-    assert b"generate" in done.stdout + done.stderr
+    assert (b"generate" in done.stdout, done.stderr, done.returncode) == (True, b"", 2)
+
+
+def test_help_on_a_full_disk_is_one_line() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full on this system")
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run([sys.executable, "-m", "tinyllm", "--help"], stdout=full, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (1, b"tinyllm: No space left on device\n")
+
+
+def test_a_command_that_does_not_exist_is_one_line() -> None:
+    done = tinyllm("genrate")
+    assert (done.stdout, done.returncode, done.stderr.count(b"\n")) == (b"", 2, 1)
+    assert done.stderr.startswith(b"tinyllm: No such command 'genrate'")
+    assert done.stderr.endswith(b"tinyllm --help says what there is)\n")

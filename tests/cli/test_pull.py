@@ -177,8 +177,8 @@ def wide_header(data: bytes, rows: int, width: int) -> tuple[bytes, int]:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("gpt2", "gpt2: is not the name of a repository: OWNER/NAME is one"),
-        ("{folder}", "is not the name of a repository: it is a folder here, with nothing to download"),
+        ("gpt2", "gpt2: is not the name of a repository, OWNER/NAME, as in "),
+        ("{folder}", ": is a folder here, with nothing to download"),
         ("org/tiny@v1", "names a revision already, beside --revision v2"),
     ],
 )

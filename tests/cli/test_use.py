@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import tiny
@@ -36,14 +37,16 @@ def test_what_cannot_be_meant_is_refused_and_nothing_is_kept(machine: Machine) -
     refused = machine.run("use", "./modl")
     assert (refused.returncode, refused.stdout) == (1, b"")
     assert b"tinyllm: ./modl: there is no such folder here, and it is not the name of a repository" in refused.stderr
+    (machine.home / "empty").mkdir()
+    assert b"empty: is a folder without a model: it has no config.json\n" in machine.run("use", "empty").stderr
     assert machine.run("use", "org/tiny", "--clear").returncode == 2
     assert machine.run("use").stdout == b"default (no other was chosen)\n"
 
 
 def test_a_model_in_use_that_is_gone_says_who_chose_it(machine: Machine, tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    machine.run("use", tmp_path / "mine")
-    (tmp_path / "mine").rmdir()
+    folder = tiny.write_scripted_checkpoint(tmp_path / "mine", "x")
+    assert machine.run("use", folder).returncode == 0
+    shutil.rmtree(folder)
     done = machine.run("generate", "x")
     assert done.returncode == 1
-    assert done.stderr.decode().endswith("(OWNER/NAME) (the model is from tinyllm use)\n")
+    assert done.stderr.decode().endswith("on this machine (the model is from tinyllm use)\n")

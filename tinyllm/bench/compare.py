@@ -18,10 +18,15 @@ from typing import Any
 from tinyllm.bench.result import NOISY, Result, Spread
 from tinyllm.errors import SlowerError, UsageError
 
-__all__ = ["Change", "Key", "Old", "beyond_noise", "compare", "fail_if_slower", "read_report"]
+__all__ = ["RULE", "Change", "Key", "Old", "beyond_noise", "compare", "fail_if_slower", "read_report"]
 
 _LEAST = 0.03
 _DEVIATIONS = 2
+
+RULE = (
+    f"Beyond the noise: apart by more than {_DEVIATIONS} combined standard deviations of both runs, and by more than"
+    f" {_LEAST:.0%} of the old one."
+)
 
 Key = tuple[str, str, str, int]  # model, features, test, batch
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from tinyllm.bench.compare import Change
+from tinyllm.bench.compare import RULE, Change
 from tinyllm.bench.result import NOISY, Gaps, Result, Spread, Subject
 
 __all__ = ["FORMATS", "Report", "changes_table", "md_table"]
@@ -106,9 +106,9 @@ def md_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def changes_table(changes: Sequence[Change]) -> str:
-    """Write old and new side by side."""
+    """Write old and new side by side, and by which rule a change counts."""
     header = ["model", "features", "test", "batch", "old t/s", "new t/s", "change", "beyond the noise"]
-    return md_table(
+    table = md_table(
         header,
         [
             [
@@ -118,6 +118,7 @@ def changes_table(changes: Sequence[Change]) -> str:
             for c in changes
         ],
     )
+    return f"{table}\n\n{RULE}"
 
 
 def _describe(subject: Subject) -> str:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
 
 from tinyllm import __version__
+from tinyllm.cli import console
 from tinyllm.cli.bench import bench
 from tinyllm.cli.doctor import doctor
 from tinyllm.cli.generate import generate
 from tinyllm.cli.models import list_models
 from tinyllm.cli.pull import pull
 from tinyllm.cli.use import use
+from tinyllm.errors import UsageError
+
+_HELP = "Run open-weight language models on this machine, through Apple's MLX."
 
 app = typer.Typer(
     name="tinyllm",
-    help="Run open-weight language models on Apple Silicon through MLX.",
-    no_args_is_help=True,
+    help=_HELP,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -36,15 +40,33 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(help=_HELP, invoke_without_command=True)
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Run open-weight language models on Apple Silicon through MLX."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(2)
 
 
 def main() -> None:
     """Run the command line; the entry point of the `tinyllm` script."""
-    app()
+    sys.exit(_run())
+
+
+def _run() -> int:
+    try:
+        return app(standalone_mode=False) or 0
+    except OSError as error:  # --help, to a full disk
+        console.say(error.strerror or str(error))
+        return 1
+    except Exception as error:  # a usage error of click, which typer may bring under a name of its own
+        tell, context = getattr(error, "format_message", None), getattr(error, "ctx", None)
+        if tell is None:
+            raise
+        command = context.command_path if context else "tinyllm"
+        console.say(f"{tell().rstrip('.')} ({command} --help says what there is)")
+        return UsageError.exit_code

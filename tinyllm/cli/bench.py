@@ -131,7 +131,7 @@ def _check_files(output: Path | None, plot: Path | None) -> None:
     if plot.suffix not in _PICTURES:
         raise UsageError(f"--plot draws {' or '.join(_PICTURES)}, not {plot.name}")
     if find_spec("matplotlib") is None:
-        raise UsageError("--plot needs matplotlib: pip install 'tinyllm-mlx[plot]'")
+        raise UsageError("--plot needs matplotlib: pip install matplotlib")
 
 
 def _find(model: str | None, offline: bool) -> list[tuple[str, Path]]:
@@ -196,7 +196,10 @@ def _write(text: str, output: Path | None) -> None:
     if output is None:
         console.write(text)
     else:
-        output.write_text(text, encoding="utf-8")
+        try:
+            output.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise type(error)(error.errno, error.strerror, str(output)) from error
 
 
 @contextmanager

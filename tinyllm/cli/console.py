@@ -45,8 +45,11 @@ def say(message: str) -> None:
 def write(text: str) -> None:
     """Write a piece of the answer to stdout at once; a character that its encoding lacks becomes ?."""
     encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(text.encode(encoding, errors="replace").decode(encoding))
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(text.encode(encoding, errors="replace").decode(encoding))
+        sys.stdout.flush()
+    except OSError as error:  # of a type of its own where the other end is closed
+        raise type(error)(error.errno, error.strerror, "stdout") from error
 
 
 def on_terminal() -> bool:

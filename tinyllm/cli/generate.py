@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -87,7 +87,7 @@ def generate(
             raise UsageError(
                 "--raw continues the prompt as it is: there is no template for --system, --think or such"
             )
-        options.check_sampling(settings)
+        options.check(settings, dtype, device)
         text = read_prompt(prompt)
 
         from tinyllm.cli.progress import Progress
@@ -99,7 +99,12 @@ def generate(
             else:
                 answer = llm.chat(_messages(text, system), template_args=template_args, **settings)
             if as_json:
-                _print_json(llm, answer)
+                progress.show("answering")
+                report, interrupted = _report(llm, answer)
+                progress.clear()
+                console.write(json.dumps(report, ensure_ascii=False) + "\n")
+                if interrupted:
+                    raise KeyboardInterrupt
             else:
                 _print_text(answer, progress, with_figures=console.on_terminal() if stats is None else stats)
 
@@ -162,17 +167,25 @@ def figures(statistics: Statistics) -> Iterator[str]:
 def describe(sampling: SamplingParams) -> str:
     """Name the sampling values that were in force, as their options are called."""
     plain = SamplingParams()
-    changed = {
+    changed: dict[str, Any] = {
         name: value for name, value in asdict(sampling).items() if value != getattr(plain, name) and name != "seed"
     }
-    if sampling.greedy:
-        drawing = ("temperature", "top_k", "top_p", "min_p")
-        return ", ".join(["greedy", *(f"{name} {value}" for name, value in changed.items() if name not in drawing)])
-    return ", ".join([*(f"{name} {value}" for name, value in changed.items()), f"seed {sampling.seed}"])
+    if not sampling.greedy:
+        return ", ".join([*_told(changed), f"seed {sampling.seed}"])
+    drawing: dict[str, Any] = {
+        name: changed.pop(name) for name in ("temperature", "top_k", "top_p", "min_p") if name in changed
+    }
+    without = f" (at temperature 0, without effect: {', '.join(_told(drawing))})"
+    idle = without if drawing and sampling.temperature == 0 else ""
+    return ", ".join([f"greedy{idle}", *_told(changed)])
 
 
-def _print_json(llm: LLM, answer: Answer) -> None:
-    """Print one object. Ctrl-C ends the answer early, and what there is of it is still printed."""
+def _told(values: Mapping[str, Any]) -> list[str]:
+    return [f"{name} {value}" for name, value in values.items()]
+
+
+def _report(llm: LLM, answer: Answer) -> tuple[dict[str, Any], bool]:
+    """Return what --json prints, and whether Ctrl-C ended the answer early: what there is of it is printed too."""
     with _cancelling(answer) as interrupted:
         chunks = list(answer)
     statistics = chunks[-1].statistics
@@ -195,9 +208,7 @@ def _print_json(llm: LLM, answer: Answer) -> None:
         "timings": {name: measured[name] for name in ("load_s", "ttft_s", "prefill_tps", "decode_tps", "total_s")},
         "memory": {name: measured[name] for name in ("peak_bytes", "kv_bytes")},
     }
-    console.write(json.dumps(report, ensure_ascii=False) + "\n")
-    if interrupted:
-        raise KeyboardInterrupt
+    return report, bool(interrupted)
 
 
 @contextmanager

@@ -12,6 +12,9 @@ import typer
 from tinyllm.engine.request import SamplingParams
 from tinyllm.errors import UsageError
 
+DTYPES = ("float32", "float16", "bfloat16")
+DEVICES = ("cpu", "gpu")
+
 Model = Annotated[
     str | None,
     typer.Option("-m", "--model", metavar="MODEL", help="A folder, or a repository of the hub (see `tinyllm list`)."),
@@ -24,7 +27,10 @@ MaxTokens = Annotated[
     ),
 ]
 Temperature = Annotated[
-    float | None, typer.Option(metavar="T", help="0 takes the likeliest token; higher is more random.")
+    float | None,
+    typer.Option(
+        metavar="T", help="0 takes the likeliest token; higher is more random. Default: as the model says, else 0."
+    ),
 ]
 TopP = Annotated[
     float | None, typer.Option(metavar="P", help="Draw among the likeliest tokens that make up probability P.")
@@ -63,8 +69,13 @@ Offline = Annotated[bool, typer.Option("--offline", help="Make no connection at 
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.")]
 
 
-def check_sampling(settings: Mapping[str, Any]) -> None:
-    """Raise UsageError, before a model is loaded, for a sampling value that is out of range."""
+def check(settings: Mapping[str, Any], dtype: str | None, device: str | None) -> None:
+    """Raise UsageError, before a model is looked for, for a value that no model takes."""
+    for name, value, known in (("dtype", dtype, DTYPES), ("device", device, DEVICES)):
+        if value is not None and value not in known:
+            raise UsageError(f"--{name} must be one of {', '.join(known)}, not {value!r}")
+    if "" in settings["stop"]:
+        raise UsageError("--stop needs a text: a stop string must not be empty")
     names = {field.name for field in fields(SamplingParams)}
     SamplingParams(**{name: value for name, value in settings.items() if name in names and value is not None})
 

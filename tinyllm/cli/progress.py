@@ -8,7 +8,7 @@ from tinyllm.cli import console
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.status import Status
+    from rich.live import Live
 
 
 class Progress:
@@ -16,7 +16,7 @@ class Progress:
 
     def __init__(self) -> None:
         self._console: Console | None = None
-        self._status: Status | None = None
+        self._live: Live | None = None
         if console.on_terminal():
             from rich.console import Console
 
@@ -32,16 +32,22 @@ class Progress:
         """Say what is being done, in place of what was said before."""
         if self._console is None:
             return
-        if self._status is None:
-            self._status = self._console.status(doing)
-            self._status.start()
-        self._status.update(doing)
+        from rich.live import Live
+        from rich.spinner import Spinner
+        from rich.text import Text
+
+        line = Spinner("dots", Text(doing), style="status.spinner")
+        if self._live is None:
+            # Without redirect_stdout=False, Rich would show here what is written to stdout, which is the answer's.
+            self._live = Live(console=self._console, transient=True, refresh_per_second=12.5, redirect_stdout=False)
+            self._live.start()
+        self._live.update(line, refresh=True)
 
     def clear(self) -> None:
         """Take the line away."""
-        if self._status is not None:
-            self._status.stop()
-            self._status = None
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
 
     def aside(self, text: str) -> None:
         """Show text that is not the answer, dimmed, in place of the line."""

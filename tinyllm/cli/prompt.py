@@ -13,12 +13,14 @@ def read_prompt(argument: str | None) -> str:
     """Return the argument, followed by what is piped or redirected into stdin after a blank line.
 
     A stdin that is neither a pipe nor a file is left alone unless the argument is "-": a service's would never end.
-    Raises UsageError when there is neither.
+    Raises UsageError when there is neither, or only a stdin that is empty: what was to fill it has failed.
     """
     piped = _read_stdin() if argument == "-" or _is_redirected() else None
-    if argument in (None, "-"):
+    if argument is None or argument == "-":
         if piped is None:
             raise UsageError("there is no prompt: give one as an argument, or pipe one in")
+        if not piped:
+            raise UsageError("there is no prompt: nothing came from stdin")
         return piped
     return f"{argument}\n\n{piped}" if piped else argument
 

@@ -52,7 +52,8 @@ def _fetch_repository(model: str, revision: str | None, force: bool) -> Path:
     repo, pinned = locate.split_revision(model)
     if revision is not None and pinned is not None:
         raise UsageError(f"{model} names a revision already, beside --revision {revision}")
+    if locate.local_folder(repo):
+        raise UsageError(f"{model}: is a folder here, with nothing to download")
     if not cache.is_repository(repo):
-        hint = "it is a folder here, with nothing to download" if locate.local_folder(repo) else "OWNER/NAME is one"
-        raise UsageError(f"{model}: is not the name of a repository: {hint}")
+        raise UsageError(f"{model}: is not the name of a repository, OWNER/NAME, as in mlx-community/Qwen3-4B-4bit")
     return pull_repository(repo, revision or pinned, force=force, report=console.say)

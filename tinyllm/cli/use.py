@@ -45,11 +45,14 @@ def _stored_name(model: str) -> str:
         return model
     folder = locate.local_folder(model)
     if folder is not None:
+        if not (folder / "config.json").is_file():
+            raise ModelNotFoundError(f"{model}: is a folder without a model: it has no config.json")
         return str(folder.resolve()) if Path(model).expanduser().is_dir() else model
     repo, revision = locate.split_revision(model)
     if not cache.is_repository(repo):
         raise ModelNotFoundError(
-            f"{model}: there is no such folder here, and it is not the name of a repository (OWNER/NAME)"
+            f"{model}: there is no such folder here, and it is not the name of a repository (OWNER/NAME):"
+            " tinyllm list shows what is on this machine"
         )
     if cache.find_snapshot(repo, revision or cache.MAIN) is None:
         console.say(f"{model} is not on this machine: its first use downloads it, or now tinyllm pull {model}")

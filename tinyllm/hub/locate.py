@@ -83,7 +83,8 @@ def _find(choice: Choice, revision: str | None, offline: bool, report: Callable[
     repo, pinned = split_revision(choice.name)
     if not cache.is_repository(repo):
         raise ModelNotFoundError(
-            f"{choice.name}: there is no such folder here, and it is not the name of a repository (OWNER/NAME)"
+            f"{choice.name}: there is no such folder here, and it is not the name of a repository (OWNER/NAME):"
+            " tinyllm list shows what is on this machine"
         )
     return _repository(repo, revision or pinned, offline, report)
 
