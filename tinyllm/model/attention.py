@@ -23,7 +23,12 @@ class Attention:
         self._qkv = Projections(tuple(f"{prefix}.{part}_proj" for part in "qkv"), weights, features)
         self._output = Linear((f"{prefix}.o_proj",), weights, features)
         self._rope = Rope(shape.rope, fused=features.fused_rope)
-        self._spec = AttentionSpec(scale=shape.scale, window=shape.window, fused=features.fused_attention)
+        self._spec = AttentionSpec(
+            scale=shape.scale,
+            window=shape.window,
+            fused=features.fused_attention,
+            polynomial_exp=bool(features.polynomial_exp),
+        )
         self._q_norm = self._k_norm = None
         if shape.qk_norm:
             self._q_norm = RMSNorm(f"{prefix}.q_norm", layer.norm_eps, weights, features)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import logging
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 from tinyllm._mx import mx
@@ -11,8 +12,6 @@ from tinyllm.checkpoint.weights import WeightStore
 from tinyllm.config.config import Config
 from tinyllm.model.transformer import ModelForCausalLM
 from tinyllm.ops.features import ModelFeatures
-
-logger = logging.getLogger("tinyllm")
 
 
 def load_model(
@@ -25,8 +24,9 @@ def load_model(
     """
     config = Config.from_json_file(path)
     store = WeightStore.from_path(path, config)
-    store = store.cast(dtype or default_dtype(store), expand=_expands(store, config))
-    model = ModelForCausalLM(config, store, features)
+    dtype = dtype or default_dtype(store)
+    store = store.cast(dtype, expand=_expands(store, config))
+    model = ModelForCausalLM(config, store, _chosen(features or ModelFeatures(), dtype))
     mx.clear_cache()  # what casting and joining left behind
     return model
 
@@ -39,6 +39,13 @@ def default_dtype(store: WeightStore) -> mx.Dtype:
 def on_cpu() -> bool:
     """Whether MLX computes on the CPU."""
     return bool(mx.default_device() == mx.Device(mx.DeviceType.cpu))
+
+
+def _chosen(features: ModelFeatures, dtype: mx.Dtype) -> ModelFeatures:
+    """Decide what `features` leave open: MLX's exponential is slow on a CPU under Linux only."""
+    if features.polynomial_exp is not None:
+        return features
+    return replace(features, polynomial_exp=on_cpu() and sys.platform == "linux" and dtype == mx.float32)
 
 
 def _expands(store: WeightStore, config: Config) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from tinyllm._mx import mx
 from tinyllm.checkpoint.weights import WeightStore
 from tinyllm.config.config import Config
@@ -16,7 +18,8 @@ class MLP:
     """down(activation(gate(x)) * up(x)) of the layer that `prefix` ("model.layers.0.mlp") stands in."""
 
     def __init__(self, prefix: str, config: Config, weights: WeightStore, features: ModelFeatures) -> None:
-        self._activation = _ACTIVATIONS[config.layer_at(prefix).feed_forward.activation]
+        activation = _ACTIVATIONS[config.layer_at(prefix).feed_forward.activation]
+        self._activation = partial(activation, polynomial=bool(features.polynomial_exp))
         self._gate_up = Projections((f"{prefix}.gate_proj", f"{prefix}.up_proj"), weights, features)
         self._down = Linear((f"{prefix}.down_proj",), weights, features)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tinyllm._mx import mx
+from tinyllm.ops import exp
 
 Mask = mx.array | Literal["causal"] | None
 
@@ -17,17 +18,40 @@ class AttentionSpec:
     scale: float
     window: int | None = None
     fused: bool = True
+    polynomial_exp: bool = False
 
 
-def attention(q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: Mask, fused: bool = True) -> mx.array:
+def attention(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    *,
+    scale: float,
+    mask: Mask,
+    fused: bool = True,
+    polynomial_exp: bool = False,
+) -> mx.array:
     """Attend with q (batch, heads, seq, head_dim) over k and v (batch, kv_heads, keys, head_dim).
 
     `mask` is boolean (True is seen) or additive, and broadcasts to (batch, heads, seq, keys); with "causal" the last
     query sees the last key. The softmax is taken in float32. Returns (batch, heads, seq, head_dim).
     """
+    if polynomial_exp and q.shape[1] * q.shape[2] * k.shape[2] >= exp.LEAST_SIZE:
+        return attention_polynomial(q, k, v, scale=scale, mask=mask)
     if fused:
         return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
     return attention_reference(q, k, v, scale=scale, mask=mask)
+
+
+def attention_polynomial(q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: Mask) -> mx.array:
+    """The same in plain operations with `polynomial_exp`, for float32 on a CPU; a group of heads is one product."""
+    batch, heads, seq, head_dim = q.shape
+    kv_heads, keys = k.shape[1], k.shape[2]
+    rows = (batch, kv_heads, heads // kv_heads * seq)
+    scores = (q * scale).reshape(*rows, head_dim) @ k.swapaxes(-1, -2)
+    scores = _masked(scores.reshape(batch, heads, seq, keys), mask)
+    weights = exp.polynomial_exp(scores - scores.max(axis=-1, keepdims=True)).reshape(*rows, keys)
+    return ((weights @ v) / weights.sum(axis=-1, keepdims=True)).reshape(q.shape)
 
 
 def attention_reference(q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: Mask) -> mx.array:
@@ -37,12 +61,18 @@ def attention_reference(q: mx.array, k: mx.array, v: mx.array, *, scale: float, 
     grouped = q.reshape(batch, kv_heads, heads // kv_heads, seq, head_dim)
     scores = (grouped @ k[:, :, None].swapaxes(-1, -2)).astype(mx.float32) * scale
     scores = scores.reshape(batch, heads, seq, keys)
-    if isinstance(mask, str):
-        mask = causal_mask(seq, keys)
-    if mask is not None:
-        scores = mx.where(mask, scores, mx.finfo(mx.float32).min) if mask.dtype == mx.bool_ else scores + mask
+    scores = _masked(scores, mask)
     weights = mx.softmax(scores, axis=-1).astype(v.dtype)
     return (weights.reshape(batch, kv_heads, -1, seq, keys) @ v[:, :, None]).reshape(q.shape)
+
+
+def _masked(scores: mx.array, mask: Mask) -> mx.array:
+    """Take from scores (batch, heads, seq, keys) what `mask` hides."""
+    if isinstance(mask, str):
+        mask = causal_mask(*scores.shape[2:])
+    if mask is None:
+        return scores
+    return mx.where(mask, scores, mx.finfo(mx.float32).min) if mask.dtype == mx.bool_ else scores + mask
 
 
 def causal_mask(seq: int, keys: int, window: int | None = None) -> mx.array:

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 class ModelFeatures:
     """Each field chooses a fast path; switched off, its readable reference runs instead, with the same logits.
 
-    `fused_projections` multiplies by q, k and v (and by gate and up) as one matrix.
+    `fused_projections` multiplies by q, k and v (and by gate and up) as one matrix. `polynomial_exp` computes the
+    exponentials of prompts in plain float32 operations, which is faster than MLX's own on a CPU under Linux; None
+    leaves that to `load_model`.
     """
 
     fused_norm: bool = True
@@ -17,6 +19,7 @@ class ModelFeatures:
     fused_attention: bool = True
     fused_projections: bool = True
     quantized_matmul: bool = True
+    polynomial_exp: bool | None = None
 
     @classmethod
     def reference(cls) -> ModelFeatures:
@@ -27,4 +30,5 @@ class ModelFeatures:
             fused_attention=False,
             fused_projections=False,
             quantized_matmul=False,
+            polynomial_exp=False,
         )
