@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
 
+from tinyllm._mx import mx
 from tinyllm.config.generation import GenerationConfig
 from tinyllm.engine.request import SamplingParams
 from tinyllm.errors import ChatTemplateError, ConfigError, ModelNotFoundError, UnsafePathError, UsageError
@@ -55,6 +58,44 @@ def test_max_tokens_cuts_and_says_length(llm: LLM) -> None:
     chunks = list(llm.chat(USER, max_tokens=2))
     assert "".join(chunk.text for chunk in chunks) == " one two"
     assert chunks[-1].finish_reason == "length"
+
+
+def test_an_answer_that_is_dropped_before_it_is_begun_is_cancelled(tmp_path: Path) -> None:
+    overrides = {"max_position_embeddings": 4000}
+    with LLM(tiny.write_scripted_checkpoint(tmp_path, ANSWER, end=None, config_overrides=overrides)) as llm:
+        answer = llm.chat(USER)
+        ticket = answer._ticket
+        del answer
+        assert list(ticket)[-1].finish_reason == "cancelled"
+
+
+def test_a_stop_string_that_the_end_completes_is_the_reason(tmp_path: Path) -> None:
+    with LLM(tiny.write_scripted_checkpoint(tmp_path, "é")) as llm:
+        last = list(llm.chat(USER, max_tokens=1, stop=["\ufffd"]))[-1]  # half a character is its replacement
+    assert (last.text, last.finish_reason, last.stop) == ("", "stop", "\ufffd")
+
+
+def test_closing_gives_the_memory_back(scripted: Path) -> None:
+    held = mx.get_active_memory()
+    with LLM(scripted) as llm:
+        llm.generate("go").text()
+        assert mx.get_active_memory() > held
+    assert mx.get_active_memory() <= held
+    assert mx.get_cache_memory() == 0
+
+
+def test_a_dropped_llm_is_closed(scripted: Path) -> None:
+    llm = LLM(scripted)
+    answer = llm.generate("go")
+    next(answer)
+    closed = weakref.ref(llm)
+    thread = llm._worker._thread
+    del llm
+    assert closed() is not None, "an answer that is read keeps its engine"
+    assert answer.text() == ANSWER
+    del answer
+    assert closed() is None
+    assert not thread.is_alive()
 
 
 def test_cancel_ends_an_endless_answer(tmp_path: Path) -> None:
@@ -206,6 +247,29 @@ def test_logprobs_come_with_every_token(llm: LLM) -> None:
     for chunk in with_tokens:
         assert chunk.logprobs[0].top[0] == (chunk.token_ids[0], pytest.approx(chunk.logprobs[0].chosen))
         assert chunk.logprobs[0].chosen <= 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"seed": "x"}, "seed"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_k": 2.5}, "top_k"),
+        ({"logprobs": 101}, "logprobs"),
+        ({"logit_bias": {"5": 1.0}}, "logit_bias"),
+    ],
+)
+def test_a_value_of_the_wrong_type_or_size_is_refused_by_name(llm: LLM, settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        llm.generate("x", **settings)
+
+
+def test_one_stop_string_may_stand_alone_and_a_conversation_needs_a_message(llm: LLM) -> None:
+    assert llm.chat(USER, stop="two three").text() == " one "
+    with pytest.raises(UsageError, match="no message"):
+        llm.chat([])
 
 
 def test_a_raw_prompt_may_write_control_tokens_when_asked(llm: LLM) -> None:

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tinyllm.checkpoint.weights import WeightStore as WeightStore
     from tinyllm.config.config import Config as Config
+    from tinyllm.engine.request import SamplingParams as SamplingParams
     from tinyllm.errors import TinyllmError as TinyllmError
     from tinyllm.llm import LLM as LLM
+    from tinyllm.llm import Answer as Answer
     from tinyllm.llm import Chunk as Chunk
     from tinyllm.llm import Statistics as Statistics
     from tinyllm.model.load import load_model as load_model
@@ -29,7 +31,9 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "LLM": "tinyllm.llm",
+    "Answer": "tinyllm.llm",
     "Chunk": "tinyllm.llm",
+    "SamplingParams": "tinyllm.engine.request",
     "Statistics": "tinyllm.llm",
     "Config": "tinyllm.config.config",
     "ModelFeatures": "tinyllm.ops.features",

@@ -6,8 +6,10 @@ The only place where text meets the engine. `LLM` may be used from several threa
 from __future__ import annotations
 
 import secrets
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -89,15 +91,16 @@ class Chunk:
 
 
 class Answer:
-    """An answer as it is made: iterate over it for its chunks. Leaving the iteration cancels it."""
+    """An answer as it is made: iterate over it for its chunks. One that nothing refers to any more is cancelled."""
 
     def __init__(self, ticket: Ticket, chunks: Iterator[Chunk]) -> None:
         self.prompt_token_ids = ticket.request.prompt_ids
         self._ticket = ticket
         self._chunks = chunks
+        weakref.finalize(self, ticket.cancel)  # an iterator that was never begun would not
 
     def __iter__(self) -> Iterator[Chunk]:
-        return self._chunks
+        return self
 
     def __next__(self) -> Chunk:
         return next(self._chunks)
@@ -140,7 +143,8 @@ class LLM:
         self._defaults = _checked_defaults(generation.sampling, self.path / GENERATION_CONFIG)
         chosen_dtype = _choose("dtype", dtype, DTYPES)
         chosen_device = _choose("device", device, DEVICES)
-        self._worker = EngineWorker(lambda: _load(self.path, features, chosen_dtype, chosen_device))
+        # Bound to values: one that referred to `self` would let the engine's thread keep this object alive.
+        self._worker = EngineWorker(partial(_load, self.path, features, chosen_dtype, chosen_device))
         self.load_s = perf_counter() - started
 
     def generate(
@@ -149,7 +153,7 @@ class LLM:
         *,
         parse_special: bool = False,
         max_tokens: int | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         logprobs: int | None = None,
         **sampling: Unpack[Sampling],
     ) -> Answer:
@@ -172,7 +176,7 @@ class LLM:
         messages: Sequence[Mapping[str, Any]],
         *,
         max_tokens: int | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         logprobs: int | None = None,
         template_args: Mapping[str, Any] | None = None,
         **sampling: Unpack[Sampling],
@@ -182,6 +186,8 @@ class LLM:
         `template_args` are further variables of the template (`enable_thinking`, `tools`, ...). Raises
         ChatTemplateError if the model has no template or it rejects the messages. Otherwise as `generate`.
         """
+        if not messages:
+            raise UsageError("there is no message to answer")
         prompt_ids = self.tokenizer.encode_chat(messages, **(template_args or {}))
         text = TextStream(self.tokenizer, prompt_ids, stops=stop, tells_reasoning=True)
         return self._answer(prompt_ids, text, max_tokens, logprobs, sampling)
@@ -218,10 +224,12 @@ class LLM:
                 reasoning = answer = ""
                 if output.token_id is not None:
                     reasoning, answer = text.add(output.token_id)
-                reason = "stop" if text.stop is not None else output.finish_reason
-                if reason is not None:
+                reason = output.finish_reason
+                if reason is not None or text.stop is not None:
                     last = text.finish()
                     reasoning, answer = reasoning + last.reasoning, answer + last.answer
+                if text.stop is not None:
+                    reason = "stop"
                 yield Chunk(
                     text=answer,
                     reasoning=reasoning,

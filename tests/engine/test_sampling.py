@@ -101,6 +101,15 @@ def test_fault_26_the_narrowest_values_are_greedy_and_never_mask_everything(valu
         assert token(chosen) == int(mx.argmax(logits).item())
 
 
+@pytest.mark.parametrize("temperature", [1e-6, 1e-37, 1e-39, 1e-320])
+@pytest.mark.parametrize("values", [{}, {"top_p": 0.9}, {"top_k": 2}, {"min_p": 0.1}])
+def test_the_lower_the_temperature_the_nearer_to_greedy(temperature: float, values: dict[str, Any]) -> None:
+    params = [SamplingParams(temperature=temperature, seed=seed, **values) for seed in range(8)]
+    for logits in ([35.0, 40.0, 41.0, 3.0], [-5.0, -40.0, -3.0, -41.0]):
+        rows = mx.broadcast_to(mx.array([logits]), (len(params), 4))
+        assert choose(rows, params, NO_HISTORY, 0).tokens.tolist() == [2] * len(params)
+
+
 def token(choice: Choice) -> int:
     return int(choice.tokens[0].item())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,61 @@ def test_a_fault_in_a_step_reaches_every_request_and_the_engine_lives_on(
     broken.clear()
     assert len(tokens(list(worker.submit(Request((40, 41), 3))))) == 3
     worker.close()
+
+
+def test_a_request_that_makes_no_sense_fails_alone_whatever_it_raises(worker: EngineWorker) -> None:
+    with pytest.raises(TypeError):
+        list(worker.submit(Request((40, "41"), 3)))  # type: ignore[arg-type]
+    assert len(tokens(list(worker.submit(Request((40, 41), 3))))) == 3
+
+
+def test_closing_ends_the_requests_that_run_and_wait(tiny_checkpoint: Path) -> None:
+    worker = EngineWorker(lambda: Engine(load_model(tiny_checkpoint)))
+    running, waiting = (iter(worker.submit(Request((40, 41)))) for _ in range(2))
+    next(running)
+    ends = []
+    readers = [
+        threading.Thread(target=lambda outputs=outputs: ends.append(list(outputs)[-1].finish_reason), daemon=True)
+        for outputs in (running, waiting)
+    ]
+    for reader in readers:
+        reader.start()
+    worker.close()
+    for reader in readers:
+        reader.join(timeout=20)
+    assert ends == ["cancelled", "cancelled"]
+
+
+def test_a_caught_error_keeps_no_variables_of_the_engine_alive(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(engine: Engine) -> list[Output]:
+        marker = Marker()
+        made.append(weakref.ref(marker))
+        raise MemoryError("injected")
+
+    made: list[weakref.ref[Marker]] = []
+    monkeypatch.setattr(Engine, "step", fails)
+    worker = EngineWorker(lambda: Engine(load_model(tiny_checkpoint)))
+    with pytest.raises(MemoryError, match="injected"):
+        list(worker.submit(Request((40, 41), 3)))
+    worker.close()
+    assert [reference() for reference in made] == [None]
+
+
+class Marker:
+    """Something that can be referred to weakly."""
+
+
+def test_a_worker_that_the_engine_thread_collects_ends_without_a_word(
+    tiny_checkpoint: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    workers = [EngineWorker(lambda: Engine(load_model(tiny_checkpoint)))]
+    thread = workers[0]._thread
+    workers[0]._commands.put(lambda loop: workers.clear())
+    thread.join(timeout=20)
+    assert not thread.is_alive()
+    assert capfd.readouterr().err == ""
 
 
 def test_closing_twice_is_no_error_and_a_closed_worker_takes_nothing(tiny_checkpoint: Path) -> None:

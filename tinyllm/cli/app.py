@@ -24,6 +24,7 @@ app = typer.Typer(
     help=_HELP,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(generate)

@@ -75,7 +75,10 @@ def bench(
     offline: options.Offline = False,
     debug: options.Debug = False,
 ) -> None:
-    """Measure prefill and decode: time to the first token, between tokens, memory, share of the bandwidth."""
+    """Measure how fast models run on this machine.
+
+    Prefill and decode, the time to the first token and between tokens, memory, and the share of its bandwidth.
+    """
 
     def command() -> None:
         if fail_slower is not None and compare is None:

@@ -23,7 +23,10 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     debug: options.Debug = False,
 ) -> None:
-    """Say what is installed where, and check on this device that models compute what they should; for bug reports."""
+    """Check that this device computes the right numbers.
+
+    Says what is installed where, too; made for bug reports.
+    """
 
     def command() -> None:
         # Read by MLX when it is loaded: some GPUs round the factors of float32 products, which would hide faults.

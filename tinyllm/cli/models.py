@@ -25,7 +25,10 @@ def list_models(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, with whole reasons.")] = False,
     debug: options.Debug = False,
 ) -> None:
-    """Show the models on this machine, and every folder that is looked in; * marks the one in use."""
+    """Show the models on this machine.
+
+    And every folder that is looked in; * marks the model in use.
+    """
 
     def command() -> None:
         from tinyllm.hub.inventory import inventory, places

@@ -24,7 +24,10 @@ def pull(
     use: Annotated[bool, typer.Option("--use", help="Use it from now on where no model is named.")] = False,
     debug: options.Debug = False,
 ) -> None:
-    """Download a model, after a look at its size and whether it runs here; prints its folder."""
+    """Download a model, if it runs and fits here.
+
+    Its size and whether it runs are looked at first; prints the folder.
+    """
 
     def command() -> None:
         from tinyllm.hub.choice import DEFAULT, save_choice

@@ -19,7 +19,10 @@ def use(
     clear: Annotated[bool, typer.Option("--clear", help="Forget the choice: back to the embedded model.")] = False,
     debug: options.Debug = False,
 ) -> None:
-    """Choose the model that is used where none is named, or show it and who chose it."""
+    """Choose the model that is meant where none is named.
+
+    Without MODEL, show which it is, and who chose it.
+    """
 
     def command() -> None:
         from tinyllm.hub.choice import ENVIRONMENT, choose, save_choice

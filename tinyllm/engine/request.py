@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -41,17 +40,17 @@ class SamplingParams:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        infinity = math.inf
-        _check("repetition_penalty", self.repetition_penalty, 0, 100, above=True)
-        _check("repetition_window", self.repetition_window, 0, infinity)
+        _check("repetition_penalty", self.repetition_penalty, 0.01, 100)
+        _check_count("repetition_window", self.repetition_window)
         _check("presence_penalty", self.presence_penalty, -100, 100)
         _check("frequency_penalty", self.frequency_penalty, -100, 100)
         _check("temperature", self.temperature, 0, 100)
-        _check("top_k", self.top_k, 0, infinity)
+        _check_count("top_k", self.top_k)
         _check("top_p", self.top_p, 0, 1)
         _check("min_p", self.min_p, 0, 1)
-        _check("seed", self.seed, 0, MAX_SEED)
+        _check_count("seed", self.seed, MAX_SEED)
         for token_id, bias in self.logit_bias.items():
+            _check_count("a token id of logit_bias", token_id)
             _check(f"logit_bias of token {token_id}", bias, -1000, 1000)
 
     @property
@@ -65,11 +64,15 @@ class SamplingParams:
         return not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
 
-def _check(name: str, value: float, low: float, high: float, *, above: bool = False) -> None:
-    if not low <= value <= high or (above and value == low):
-        bound = f"above {low:g}" if above else f"{low:g} or more"
-        limit = "" if high == math.inf else f" and at most {high:.10g}"
-        raise UsageError(f"{name} must be {bound}{limit}, not {value:g}")
+def _check(name: str, value: object, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+        raise UsageError(f"{name} must be from {low:g} to {high:g}, not {value!r}")
+
+
+def _check_count(name: str, value: object, high: int | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0 or (high is not None and value > high):
+        limit = "0 or more" if high is None else f"from 0 to {high}"
+        raise UsageError(f"{name} must be a whole number, {limit}, not {value!r}")
 
 
 @dataclass(frozen=True)
@@ -89,10 +92,10 @@ class Request:
     def __post_init__(self) -> None:
         if not self.prompt_ids:
             raise UsageError("the prompt is empty, and the model has no token to begin with")
-        if self.max_tokens is not None and self.max_tokens < 0:
-            raise UsageError(f"max_tokens must be 0 or more, not {self.max_tokens}")
-        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
-            raise UsageError(f"logprobs must be from 0 to {MAX_LOGPROBS}, not {self.logprobs}")
+        if self.max_tokens is not None:
+            _check_count("max_tokens", self.max_tokens)
+        if self.logprobs is not None:
+            _check_count("logprobs", self.logprobs, MAX_LOGPROBS)
 
 
 @dataclass(frozen=True)

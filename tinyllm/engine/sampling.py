@@ -75,8 +75,9 @@ def choose(
     if all(row.greedy for row in params):
         return Choice(greedy)
     is_greedy = mx.array([row.greedy for row in params])
-    temperature = mx.array([[1.0 if row.greedy else row.temperature] for row in params])
-    scaled = logits / temperature
+    temperature = mx.array([[1.0 if row.greedy else max(row.temperature, 1e-30)] for row in params])
+    # Measured from the likeliest, which is then 0: divided as they are, several would overflow to the same infinity.
+    scaled = (logits - logits.max(axis=-1, keepdims=True)) / temperature
     exact = None
     if any(row.truncates for row in params):
         least, exact = least_logit(scaled, params, candidates)

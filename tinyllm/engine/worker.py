@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import threading
+import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from time import perf_counter
 
+from tinyllm._mx import mx
 from tinyllm.engine.engine import Engine
 from tinyllm.engine.request import Output, Request
-from tinyllm.errors import TinyllmError
+
+_Command = Callable[["_Loop"], None]
 
 
 @dataclass(eq=False)
@@ -20,7 +23,7 @@ class Ticket:
 
     request: Request
     submitted_at: float
-    _cancel: Callable[[Ticket], None]
+    _commands: SimpleQueue[_Command | None]  # not the worker: the thread, which has tickets, would keep it alive
     _outputs: SimpleQueue[Output | BaseException] = field(default_factory=SimpleQueue)
 
     def __iter__(self) -> Iterator[Output]:
@@ -37,14 +40,14 @@ class Ticket:
 
     def cancel(self) -> None:
         """Ask the engine to forget the request. Outputs that are under way may still arrive."""
-        self._cancel(self)
+        self._commands.put(lambda loop: loop.cancel(self))
 
     def put(self, output: Output | BaseException) -> None:
         """Deliver news, from the engine's thread."""
+        error = output if isinstance(output, BaseException) else output.error
+        if error is not None:
+            _clear_variables(error)
         self._outputs.put(output)
-
-
-_Command = Callable[["_Loop"], None]
 
 
 class EngineWorker:
@@ -67,24 +70,34 @@ class EngineWorker:
             raise failure
 
     def submit(self, request: Request) -> Ticket:
-        """Queue a request. An error of its own (too long, say) is raised when the ticket is iterated."""
-        ticket = Ticket(request, perf_counter(), self._cancel)
-        if not self._finalizer.alive:
-            raise RuntimeError("the engine is closed")
+        """Queue a request. An error of its own (too long, say) is raised when the ticket is iterated.
+
+        Raises RuntimeError where there is no engine: after `close`, and in a forked process.
+        """
+        ticket = Ticket(request, perf_counter(), self._commands)
         self._commands.put(lambda loop: loop.add(ticket))
+        # Asked after the command was queued: what comes before the end of the queue is always answered.
+        if not (self._finalizer.alive and self._thread.is_alive()):
+            raise RuntimeError("the engine is closed")
         return ticket
 
     def close(self) -> None:
-        """Stop the thread after the step that it is in; twice is no error."""
+        """Cancel every request, stop the thread after the step that it is in, free its memory; twice is no error."""
         self._finalizer()
-
-    def _cancel(self, ticket: Ticket) -> None:
-        self._commands.put(lambda loop: loop.cancel(ticket))
 
 
 def _stop(commands: SimpleQueue[_Command | None], thread: threading.Thread) -> None:
     commands.put(None)
-    thread.join()
+    if thread is not threading.current_thread():  # garbage may be collected anywhere
+        thread.join()
+
+
+def _clear_variables(error: BaseException) -> None:
+    """Empty the frames of an error's traceback, which would keep the model and a cache alive as long as the error."""
+    seen: BaseException | None = error
+    while seen is not None:
+        traceback.clear_frames(seen.__traceback__)
+        seen = seen.__context__
 
 
 class _Loop:
@@ -105,20 +118,28 @@ class _Loop:
         try:
             self._engine = self._load()
         except BaseException as error:  # delivered to the thread that waits for the engine
+            _clear_variables(error)
             self._loaded.put(error)
-            return
-        self._loaded.put(None)
+        else:
+            self._loaded.put(None)
+            self._serve()
+            del self._engine
+        mx.clear_cache()
+
+    def _serve(self) -> None:
         while self._obey():
             try:
                 for output in self._engine.step():
                     self._deliver(output)
             except Exception as error:  # delivered to every request that it ends
                 self._fail_all(error)
+        for ticket in list(self._tickets.values()):
+            self.cancel(ticket)
 
     def add(self, ticket: Ticket) -> None:
         try:
             self._tickets[self._engine.add(ticket.request)] = ticket
-        except TinyllmError as error:
+        except Exception as error:  # of whatever kind: the thread must outlive it
             ticket.put(error)
 
     def cancel(self, ticket: Ticket) -> None:

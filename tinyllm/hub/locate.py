@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tinyllm import hardware
-from tinyllm.errors import ModelNotFoundError, OfflineError, TinyllmError
+from tinyllm.errors import GatedRepositoryError, HubError, ModelNotFoundError, OfflineError, TinyllmError
 from tinyllm.hub import cache
 from tinyllm.hub.choice import DEFAULT, Choice, choose
 from tinyllm.hub.pull import pull
@@ -77,6 +77,8 @@ def _find(choice: Choice, revision: str | None, offline: bool, report: Callable[
     folder = local_folder(choice.name)
     if folder is not None:
         cache.check_links(folder)
+        if not (folder / "config.json").exists():
+            raise ModelNotFoundError(f"{choice.name}: is a folder without a config.json, and so holds no model")
         return folder
     if Path(choice.name).expanduser().exists():
         raise ModelNotFoundError(f"{choice.name}: is a file, not a folder with a model")
@@ -120,6 +122,8 @@ def _repository(repo: str, revision: str | None, offline: bool, report: Callable
     report(f"{repo}: {state}: asking the hub")
     try:
         return pull(repo, revision, report=report)
-    except ModelNotFoundError as error:
+    except GatedRepositoryError:
+        raise
+    except (ModelNotFoundError, HubError) as error:
         reason = str(error).removeprefix(f"{repo}: ")
-        raise ModelNotFoundError(f"{repo}: there is no such folder here, and {reason}") from error
+        raise type(error)(f"{repo}: there is no such folder here, and {reason}") from error

@@ -14,11 +14,11 @@ class StopStrings:
 
     Text that may be the beginning of a stop string is held until it is known not to be. The string that completes
     first ends the stream (of two that end together, the longer), so that the result is the same for any pieces.
-    Raises UsageError for an empty stop string.
+    One alone may be given as it is. Raises UsageError for an empty stop string.
     """
 
-    def __init__(self, stops: Iterable[str]):
-        self._stops = tuple(dict.fromkeys(stops))
+    def __init__(self, stops: str | Iterable[str]):
+        self._stops = (stops,) if isinstance(stops, str) else tuple(dict.fromkeys(stops))
         if "" in self._stops:
             raise UsageError("a stop string must not be empty")
         self._held = ""

@@ -17,7 +17,12 @@ class TextStream:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], *, stops: Iterable[str] = (), tells_reasoning: bool
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        *,
+        stops: str | Iterable[str] = (),
+        tells_reasoning: bool,
     ) -> None:
         form = tokenizer.reasoning_format if tells_reasoning else None
         self._detokenizer = tokenizer.detokenizer(keep=form.marks if form else ())
