@@ -6,12 +6,9 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from test_report import ANSWER, PROMPT, REPORT
 
 from tinyllm.bench.plot import draw
-
-pytest.importorskip("matplotlib")
 
 
 def words(path: Path) -> list[str]:

@@ -39,11 +39,16 @@ def draw(report: Report, path: Path) -> None:
     from matplotlib.figure import Figure
 
     panels = [panel for panel in _PANELS if any(panel.figure(result) for result in report.results)]
-    figure = Figure(figsize=(4.6 * len(panels) + 0.4, 3.8), layout="constrained")
-    for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        results = [result for result in report.results if panel.figure(result)]
-        depths = {result.workload.depth for result in results}
-        (_lines if len(depths) > 1 else _bars)(axes, results, panel)
+    shown = [[result for result in report.results if panel.figure(result)] for panel in panels]
+    over_depth = any(len({result.workload.depth for result in results}) > 1 for results in shown)
+    rows = max(map(len, shown))
+    height = 3.8 if over_depth else 1.7 + 0.5 * max(rows, 2)
+    figure = Figure(figsize=(4.6 * len(panels) + 0.4, height), layout="constrained")
+    for axes, panel, results in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, shown, strict=True):
+        if over_depth:
+            _lines(axes, results, panel)
+        else:
+            _bars(axes, results, panel, rows)
         axes.set_title(panel.title, loc="left", fontweight="bold")
         axes.spines[["top", "right"]].set_visible(False)
     models = list(dict.fromkeys(result.model.name for result in report.results))
@@ -53,14 +58,14 @@ def draw(report: Report, path: Path) -> None:
     figure.savefig(path, dpi=200)
 
 
-def _bars(axes: Axes, results: Sequence[Result], panel: _Panel) -> None:
+def _bars(axes: Axes, results: Sequence[Result], panel: _Panel, rows: int) -> None:
     variants = list(dict.fromkeys((result.model.name, result.model.features) for result in results))
     colors = [_COLORS[variants.index((r.model.name, r.model.features)) % len(_COLORS)] for r in results]
     medians, deviations = _values(results, panel)
     bars = axes.barh(range(len(results)), medians, xerr=deviations, color=colors, ecolor="#555555", height=0.6)
     axes.bar_label(bars, [f"{value:,.{0 if value >= 100 else 1}f}" for value in medians], padding=6)
     axes.set_yticks(range(len(results)), [_name(result, results) for result in results])
-    axes.set_ylim(max(len(results), 3) - 0.5, -0.5)  # the first on top, and none fat
+    axes.set_ylim(rows - 0.5, -0.5)  # the first on top, and bars alike in all panels
     axes.margins(x=0.2)
     axes.set_xlabel(panel.unit)
 
