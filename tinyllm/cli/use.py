@@ -48,8 +48,7 @@ def _stored_name(model: str) -> str:
         return model
     folder = locate.local_folder(model)
     if folder is not None:
-        if not (folder / "config.json").is_file():
-            raise ModelNotFoundError(f"{model}: is a folder without a model: it has no config.json")
+        locate.check_folder(folder, model)
         return str(folder.resolve()) if Path(model).expanduser().is_dir() else model
     repo, revision = locate.split_revision(model)
     if not cache.is_repository(repo):

@@ -13,7 +13,16 @@ from tinyllm.hub.pull import pull
 from tinyllm.hub.recommended import recommend
 from tinyllm.hub.sizes import memory_size
 
-__all__ = ["EMBEDDED", "FETCH_COMMAND", "find_model", "local_folder", "model_name", "models_folder", "split_revision"]
+__all__ = [
+    "EMBEDDED",
+    "FETCH_COMMAND",
+    "check_folder",
+    "find_model",
+    "local_folder",
+    "model_name",
+    "models_folder",
+    "split_revision",
+]
 
 EMBEDDED = "SmolLM2-135M-Instruct-from-Q4_1"
 FETCH_COMMAND = "tinyllm pull default"
@@ -60,6 +69,13 @@ def local_folder(name: str) -> Path | None:
     return None
 
 
+def check_folder(folder: Path, name: str) -> None:
+    """Raise ModelNotFoundError for a folder, called `name`, without a model; MissingFileError for broken links."""
+    cache.check_links(folder)
+    if not (folder / "config.json").is_file():
+        raise ModelNotFoundError(f"{name}: is a folder without a model: it has no config.json")
+
+
 def model_name(folder: Path) -> str:
     """Return how to call the model in a folder: OWNER/NAME in the hub's cache, else the folder's own name."""
     return cache.repository_of(folder) or folder.resolve().name
@@ -76,9 +92,7 @@ def _find(choice: Choice, revision: str | None, offline: bool, report: Callable[
         return _embedded(choice, report)
     folder = local_folder(choice.name)
     if folder is not None:
-        cache.check_links(folder)
-        if not (folder / "config.json").exists():
-            raise ModelNotFoundError(f"{choice.name}: is a folder without a config.json, and so holds no model")
+        check_folder(folder, choice.name)
         return folder
     if Path(choice.name).expanduser().exists():
         raise ModelNotFoundError(f"{choice.name}: is a file, not a folder with a model")
