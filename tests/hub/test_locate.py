@@ -11,7 +11,7 @@ import tiny
 from huggingface_hub import constants
 
 from tinyllm import hardware
-from tinyllm.errors import MissingFileError, ModelNotFoundError, OfflineError
+from tinyllm.errors import HubError, MissingFileError, ModelNotFoundError, OfflineError
 from tinyllm.hub.embedded import SMOLLM2_135M
 from tinyllm.hub.locate import EMBEDDED, find_model, model_name
 
@@ -103,3 +103,14 @@ def test_the_embedded_model_comes_with_a_line_about_a_better_one_unless_it_was_a
     assert find_model("default", report=lines.append) == home / "models" / EMBEDDED
     [line] = lines
     assert "135M" in line and line.endswith("tinyllm pull --use mlx-community/Qwen3-8B-4bit")
+
+
+def test_fault_45_both_readings_are_said_when_the_hub_cannot_be_reached(home: Path) -> None:
+    with pytest.raises(HubError, match=r"modl/x: there is no such folder here, and the hub \(.*\) cannot be reached"):
+        find_model("modl/x")
+
+
+def test_a_folder_without_a_model_is_told_as_one(home: Path) -> None:
+    (home / "docs").mkdir()
+    with pytest.raises(ModelNotFoundError, match=r"docs: is a folder without a model"):
+        find_model("docs")
