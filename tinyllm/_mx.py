@@ -20,4 +20,10 @@ except ImportError as error:
 
 backends.refuse_several(sys.path)
 
-__all__ = ["BLAS", "mx"]
+
+def dtype_name(dtype: mx.Dtype) -> str:
+    """Return what people call a dtype: "bfloat16"."""
+    return str(dtype).removeprefix("mlx.core.")
+
+
+__all__ = ["BLAS", "dtype_name", "mx"]

@@ -12,19 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tinyllm._mx import mx
+from tinyllm._mx import dtype_name, mx
 from tinyllm.checkpoint.weights import WeightStore
 from tinyllm.engine.engine import Engine
 from tinyllm.engine.request import Request
 from tinyllm.model.load import load_model
 from tinyllm.model.transformer import ModelForCausalLM
-from tinyllm.ops.features import ModelFeatures
+from tinyllm.ops.features import FEATURES
 
 __all__ = ["Check", "check_golden", "check_model"]
 
 DATA = Path(__file__).parent / "doctor_data"
 GOLDEN = tuple(sorted(path.parent.name for path in DATA.glob("*/expected.safetensors")))
-_FEATURES = {"fused": ModelFeatures(), "reference": ModelFeatures.reference()}
 # Root mean square, in standard deviations of the logits: twice what transformers is off by in the same dtype.
 _TOLERANCES = {mx.float32: 2e-5, mx.float16: 0.02, mx.bfloat16: 0.12}
 _STEPS = 8  # so many of a golden's ids are fed one by one
@@ -55,15 +54,13 @@ def check_golden(name: str) -> Iterator[Check]:
     """Compare one checkpoint's logits in float32 and its stored dtype, with each kind of kernels."""
     stored = WeightStore.from_path(DATA / name).stored_dtype
     for dtype in dict.fromkeys((mx.float32, stored)):
-        for features in _FEATURES:
+        for features in FEATURES:
             difference, error = math.nan, None
             try:
-                difference = _logits_difference(
-                    DATA / name, load_model(DATA / name, _FEATURES[features], dtype=dtype)
-                )
+                difference = _logits_difference(DATA / name, load_model(DATA / name, FEATURES[features], dtype=dtype))
             except Exception as raised:  # a kernel that this device does not have, say: it belongs in the report
                 error = f"{type(raised).__name__}: {raised}"
-            yield Check(name, _dtype_name(dtype), features, difference, _TOLERANCES[dtype], error)
+            yield Check(name, dtype_name(dtype), features, difference, _TOLERANCES[dtype], error)
 
 
 def check_model(folder: Path) -> Check:
@@ -109,7 +106,3 @@ def _ids_difference(engine: Engine, answer: dict[str, Any]) -> int:
                 raise output.error
             ids += [] if output.token_id is None else [output.token_id]
     return sum(said != recorded for said, recorded in zip(ids, answer["ids"], strict=True))
-
-
-def _dtype_name(dtype: mx.Dtype) -> str:
-    return str(dtype).removeprefix("mlx.core.")

@@ -6,18 +6,16 @@ import math
 from pathlib import Path
 from time import perf_counter
 
-from tinyllm._mx import mx
+from tinyllm._mx import dtype_name, mx
 from tinyllm.bench.memory import kv_bytes_per_token
 from tinyllm.bench.result import Subject
 from tinyllm.checkpoint.summary import summarize
 from tinyllm.config.tensors import tensor_shapes
 from tinyllm.engine.engine import Engine
 from tinyllm.model.load import load_model
-from tinyllm.ops.features import ModelFeatures
+from tinyllm.ops.features import FEATURES
 
-__all__ = ["FEATURES", "load_subject"]
-
-FEATURES = {"fused": ModelFeatures(), "reference": ModelFeatures.reference()}
+__all__ = ["load_subject"]
 
 
 def load_subject(name: str, folder: Path, features: str) -> tuple[Subject, Engine]:
@@ -35,7 +33,7 @@ def load_subject(name: str, folder: Path, features: str) -> tuple[Subject, Engin
         read_bytes=size - looked_up,
         kv_bytes_per_token=kv_bytes_per_token(config, model.dtype.size),
         quantization=summarize(folder).quantization,
-        dtype=str(model.dtype).removeprefix("mlx.core."),
+        dtype=dtype_name(model.dtype),
         features=features,
         load_s=load_s,
     )

@@ -90,9 +90,9 @@ def bench(
         from tinyllm.bench.measure import Schedule
         from tinyllm.bench.report import FORMATS
         from tinyllm.bench.run import Plan
-        from tinyllm.bench.subject import FEATURES
         from tinyllm.bench.workload import make_workloads, read_counts, read_pair
         from tinyllm.engine.engine import PREFILL_CHUNK
+        from tinyllm.ops.features import FEATURES
 
         kernels = list(dict.fromkeys(features.split(",")))
         _check_one_of("-o", [form], FORMATS)

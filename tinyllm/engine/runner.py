@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from time import perf_counter
 
-from tinyllm._mx import mx
+from tinyllm._mx import dtype_name, mx
 from tinyllm.engine.request import Request, TokenLogprobs
 from tinyllm.engine.sampling import Choice, History, choose, log_probabilities
 from tinyllm.errors import NonFiniteLogitsError
@@ -84,7 +84,7 @@ class Sequence:
         if not step.finite.item():
             raise NonFiniteLogitsError(
                 f"the network produced inf or NaN at token {self.generated + 1} of the answer; it computes in"
-                f" {str(self._model.dtype).removeprefix('mlx.core.')}: try --dtype bfloat16 or float32"
+                f" {dtype_name(self._model.dtype)}: try --dtype bfloat16 or float32"
             )
         if step.choice.exact is not None and not step.choice.exact.item():
             step = self._chosen_from_all(step)

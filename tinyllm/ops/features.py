@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -32,3 +33,6 @@ class ModelFeatures:
             quantized_matmul=False,
             polynomial_exp=False,
         )
+
+
+FEATURES: Mapping[str, ModelFeatures] = {"fused": ModelFeatures(), "reference": ModelFeatures.reference()}
