@@ -44,9 +44,9 @@ def build(config: Config, folder: Path, features: ModelFeatures) -> ModelForCaus
     return ModelForCausalLM(config, WeightStore.from_path(folder).cast(mx.float32), features)
 
 
-def run(model: ModelForCausalLM, ids: mx.array, pieces: list[int]) -> mx.array:
-    """Feed ids (1, n) piece by piece through one set of caches: logits (n, vocab)."""
-    caches = model.create_kv_cache()
+def run(model: ModelForCausalLM, ids: mx.array, pieces: list[int], page_size: int | None = None) -> mx.array:
+    """Feed ids (1, n) piece by piece through one set of caches, dense or in such pages: logits (n, vocab)."""
+    caches = model.create_kv_cache() if page_size is None else model.create_kv_cache("paged", page_size)
     logits = []
     start = 0
     for size in pieces:

@@ -39,6 +39,16 @@ def test_logits_are_those_of_transformers(name: str, features: str) -> None:
     assert max(off.values()) <= TOLERANCE, off
 
 
+@pytest.mark.parametrize("name", FOLDERS)
+def test_logits_are_those_of_transformers_through_pages(name: str) -> None:
+    """Of a size that pieces do not fill, and windows fall behind."""
+    ids, wanted = expected(name)
+    model = load_model(GOLDEN / name, dtype=mx.float32)
+    ways = feedings(ids.shape[1]).items()
+    off = {how: difference(run(model, ids, pieces, page_size=16), wanted) for how, pieces in ways}
+    assert max(off.values()) <= TOLERANCE, off
+
+
 @pytest.mark.parametrize(("name", "dialect"), OTHER_DIALECTS)
 def test_dialects_are_the_same_model(name: str, dialect: str) -> None:
     config = Config.from_json_file(GOLDEN / name / dialect)

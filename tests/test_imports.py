@@ -18,7 +18,7 @@ PYPROJECT = Path(__file__).parent.parent / "pyproject.toml"
 # A module may import from its own package and from lower floors. Those of one floor do not know each other.
 FLOORS = (
     {"errors"},
-    {"hardware", "blas", "backends"},
+    {"hardware", "blas", "backends", "kernels"},
     {"_mx"},
     {"config"},
     {"ops"},
@@ -33,8 +33,8 @@ FLOORS = (
 )
 FLOOR_OF = {name: number for number, floor in enumerate(FLOORS) for name in floor}
 WITHOUT_MLX = re.compile(
-    r"tinyllm\.(errors|hardware|blas|backends|(config|text|hub)\..*|engine\.(request|scheduler)|kv\.prefix"
-    r"|checkpoint\.(?!weights|quantization|gguf$).*)"
+    r"tinyllm\.(errors|hardware|blas|backends|kernels|(config|text|hub)\..*|engine\.(request|scheduler|plan)"
+    r"|kv\.(prefix|pages|manager|kinds)|checkpoint\.(?!weights|quantization|gguf$).*)"
 )
 
 

@@ -9,10 +9,11 @@ import secrets
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, cast, overload
 
 from tinyllm._mx import mx
 from tinyllm.checkpoint.files import checked_file
@@ -20,10 +21,10 @@ from tinyllm.config.config import Config
 from tinyllm.config.generation import FILE as GENERATION_CONFIG
 from tinyllm.config.generation import GenerationConfig
 from tinyllm.engine.engine import Engine
+from tinyllm.engine.load import EngineSettings, load_engine
 from tinyllm.engine.request import MAX_SEED, FinishReason, Output, Request, SamplingParams, TokenLogprobs
 from tinyllm.engine.worker import EngineWorker, Ticket
 from tinyllm.errors import BackendError, ConfigError, ModelNotFoundError, UsageError
-from tinyllm.model.load import load_model
 from tinyllm.ops.features import ModelFeatures
 from tinyllm.text.stream import TextStream
 from tinyllm.text.tokenizer import Tokenizer
@@ -48,6 +49,17 @@ class Sampling(TypedDict, total=False):
     top_p: float | None
     min_p: float | None
     seed: int | None
+
+
+class Settings(Sampling, total=False):
+    """What may be asked of an answer; see `LLM.generate`."""
+
+    max_tokens: int | None
+    stop: str | Sequence[str]
+    logprobs: int | None
+
+
+Conversation = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -118,8 +130,10 @@ class LLM:
     """A loaded checkpoint. Use it as a context manager, or `close` it, to give its memory back at once.
 
     `path` is the folder of a checkpoint; `dtype` is "float32", "float16" or "bfloat16" (by default the stored one on
-    a GPU, float32 on a CPU); `device` is "cpu" or "gpu" (by default MLX's choice). Raises TinyllmError, by name, for
-    whatever cannot be loaded.
+    a GPU, float32 on a CPU); `device` is "cpu" or "gpu" (by default MLX's choice). `batch` is how many requests run
+    at once, `kv_budget` the most bytes that the KV cache may take (or which share of what is left), `max_context` the
+    most tokens of a request; `wired` lets Metal keep the model's memory resident until `close`. Raises TinyllmError,
+    by name, for whatever cannot be loaded, and DoesNotFitError before any weight is read.
     """
 
     def __init__(
@@ -129,6 +143,10 @@ class LLM:
         features: ModelFeatures | None = None,
         dtype: str | None = None,
         device: str | None = None,
+        batch: int | None = None,
+        kv_budget: int | Fraction | None = None,
+        max_context: int | None = None,
+        wired: bool = True,
     ) -> None:
         started = perf_counter()
         self.path = Path(path)
@@ -141,56 +159,92 @@ class LLM:
         generation = GenerationConfig.from_folder(self.path)
         self.stop_ids = frozenset(self.config.eos_token_ids) | set(generation.eos_token_ids) | self.tokenizer.eos_ids
         self._defaults = _checked_defaults(generation.sampling, self.path / GENERATION_CONFIG)
-        chosen_dtype = _choose("dtype", dtype, DTYPES)
+        settings = EngineSettings(
+            batch=batch,
+            kv_budget=kv_budget,
+            max_context=max_context,
+            wired=wired,
+            features=features or ModelFeatures(),
+            dtype=_choose("dtype", dtype, DTYPES),
+        )
         chosen_device = _choose("device", device, DEVICES)
         # Bound to values: one that referred to `self` would let the engine's thread keep this object alive.
-        self._worker = EngineWorker(partial(_load, self.path, features, chosen_dtype, chosen_device))
+        self._worker = EngineWorker(partial(_load, self.path, settings, chosen_device))
+        self.plan, self.context = self._worker.call(lambda engine: (engine.plan, engine.context))
         self.load_s = perf_counter() - started
+
+    @overload
+    def generate(self, prompt: str, *, parse_special: bool = False, **settings: Unpack[Settings]) -> Answer: ...
+
+    @overload
+    def generate(
+        self, prompt: list[str] | tuple[str, ...], *, parse_special: bool = False, **settings: Unpack[Settings]
+    ) -> list[Answer]: ...
 
     def generate(
         self,
-        prompt: str,
+        prompt: str | list[str] | tuple[str, ...],
         *,
         parse_special: bool = False,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        logprobs: int | None = None,
-        **sampling: Unpack[Sampling],
-    ) -> Answer:
+        **settings: Unpack[Settings],
+    ) -> Answer | list[Answer]:
         """Continue `prompt`, taken as it is; an empty one starts from the model's first token, where it has one.
 
-        With `parse_special`, control tokens that are written in it ("<|im_start|>") count as such.
+        Several prompts, in a list, are submitted at once, and have an answer each, in their order.
+
+        With `parse_special`, control tokens that are written in a prompt ("<|im_start|>") count as such.
 
         Without `max_tokens` the answer ends where the model or the context ends; one of the `stop` strings ends it
         before. With `logprobs` N, chunks carry the log-probabilities of their tokens and of the N likeliest. Sampling
         values are those of `SamplingParams`; what is left out is as generation_config.json states it, else greedy.
-        Without a `seed` one is drawn.
+        Without a `seed` one is drawn, for each answer.
         """
+        if not isinstance(prompt, str):
+            return [self.generate(each, parse_special=parse_special, **settings) for each in prompt]
         bos = self.tokenizer.bos_id
         prompt_ids = self.tokenizer.encode(prompt, parse_special=parse_special) or ([] if bos is None else [bos])
-        text = TextStream(self.tokenizer, prompt_ids, stops=stop, tells_reasoning=False)
-        return self._answer(prompt_ids, text, max_tokens, logprobs, sampling)
+        return self._answer(prompt_ids, settings, tells_reasoning=False)
+
+    @overload
+    def chat(
+        self,
+        messages: Conversation,
+        *,
+        template_args: Mapping[str, Any] | None = None,
+        **settings: Unpack[Settings],
+    ) -> Answer: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Conversation],
+        *,
+        template_args: Mapping[str, Any] | None = None,
+        **settings: Unpack[Settings],
+    ) -> list[Answer]: ...
 
     def chat(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Conversation | Sequence[Conversation],
         *,
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        logprobs: int | None = None,
         template_args: Mapping[str, Any] | None = None,
-        **sampling: Unpack[Sampling],
-    ) -> Answer:
+        **settings: Unpack[Settings],
+    ) -> Answer | list[Answer]:
         """Answer a conversation, [{"role": ..., "content": ...}, ...], through the model's chat template.
+
+        Several conversations, in a list, are submitted at once, and have an answer each, in their order.
 
         `template_args` are further variables of the template (`enable_thinking`, `tools`, ...). Raises
         ChatTemplateError if the model has no template or it rejects the messages. Otherwise as `generate`.
         """
         if not messages:
             raise UsageError("there is no message to answer")
-        prompt_ids = self.tokenizer.encode_chat(messages, **(template_args or {}))
-        text = TextStream(self.tokenizer, prompt_ids, stops=stop, tells_reasoning=True)
-        return self._answer(prompt_ids, text, max_tokens, logprobs, sampling)
+        if isinstance(messages[0], (list, tuple)):
+            several = cast(Sequence[Conversation], messages)
+            return [self.chat(each, template_args=template_args, **settings) for each in several]
+        conversation = cast(Conversation, messages)
+        prompt_ids = self.tokenizer.encode_chat(conversation, **(template_args or {}))
+        return self._answer(prompt_ids, settings, tells_reasoning=True)
 
     def close(self) -> None:
         """Stop the engine and give back its memory; twice is no error."""
@@ -202,16 +256,12 @@ class LLM:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _answer(
-        self,
-        prompt_ids: Sequence[int],
-        text: TextStream,
-        max_tokens: int | None,
-        logprobs: int | None,
-        sampling: Sampling,
-    ) -> Answer:
-        given = {name: value for name, value in sampling.items() if value is not None}
-        values: dict[str, Any] = {"seed": secrets.randbelow(MAX_SEED + 1), **self._defaults, **given}
+    def _answer(self, prompt_ids: Sequence[int], settings: Settings, *, tells_reasoning: bool) -> Answer:
+        given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+        max_tokens, logprobs = given.pop("max_tokens", None), given.pop("logprobs", None)
+        stops = given.pop("stop", ())
+        text = TextStream(self.tokenizer, prompt_ids, stops=stops, tells_reasoning=tells_reasoning)
+        values = {"seed": secrets.randbelow(MAX_SEED + 1), **self._defaults, **given}
         request = Request(tuple(prompt_ids), max_tokens, self.stop_ids, SamplingParams(**values), logprobs)
         ticket = self._worker.submit(request)
         return Answer(ticket, self._chunks(ticket, text))
@@ -297,9 +347,9 @@ def _choose(what: str, name: str | None, known: Mapping[str, Any]) -> Any:
     return None if name is None else known[name]
 
 
-def _load(path: Path, features: ModelFeatures | None, dtype: mx.Dtype | None, device: mx.DeviceType | None) -> Engine:
+def _load(path: Path, settings: EngineSettings, device: mx.DeviceType | None) -> Engine:
     if device is not None:
         if not mx.is_available(mx.Device(device)):
             raise BackendError("MLX has no GPU on this machine: leave --device out, or say cpu")
         mx.set_default_device(mx.Device(device))
-    return Engine(load_model(path, features, dtype=dtype))
+    return load_engine(path, settings)

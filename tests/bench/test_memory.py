@@ -28,14 +28,16 @@ def test_a_window_is_all_that_is_read() -> None:
     assert kv_bytes_read(config, 4, 100) == A_TOKEN * 4 * 16
 
 
-def test_what_does_not_fit_is_refused_with_both_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = Config.from_dict(tiny.config())
-    workloads = [Workload(8, 0), Workload(0, 1000)]
-    needed = 5000 + 1002 * A_TOKEN * 4
-    monkeypatch.setattr(hardware, "available_memory", lambda: needed)
+def test_the_test_that_does_not_fit_is_named_with_what_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config.from_dict(tiny.config(max_position_embeddings=2**20))
+    workloads = [Workload(8, 0), Workload(0, 100_000, batch=64), Workload(64, 0)]
+    cache = 64 * 100_002 * A_TOKEN * 4
+    monkeypatch.setattr(hardware, "available_memory", lambda: 20 * cache)
     check_memory(workloads, config, "tiny", weight_bytes=5000, itemsize=4)
-    monkeypatch.setattr(hardware, "available_memory", lambda: needed - 1)
-    with pytest.raises(DoesNotFitError, match=r"tg1000 on tiny needs .* are free"):
+    monkeypatch.setattr(hardware, "available_memory", lambda: cache)
+    with pytest.raises(
+        DoesNotFitError, match=r"^tg100000 on tiny needs .* for 64 sequences of 100,002 tokens .* fit$"
+    ):
         check_memory(workloads, config, "tiny", weight_bytes=5000, itemsize=4)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from pathlib import Path
 
@@ -43,14 +44,20 @@ def test_dense_weights_are_counted_as_stored_on_a_gpu_and_in_float32_on_a_cpu(
     on_cpu = summarize(half)
     assert (on_gpu.family, on_gpu.quantization) == ("llama", "bf16")
     assert (on_gpu.memory_bytes, on_cpu.memory_bytes) == (2 * elements(half), 4 * elements(half))
+    assert summarize(half, itemsize=2).memory_bytes == 2 * elements(half)
+    assert summarize(half, itemsize=4, on_cpu=False).memory_bytes == 4 * elements(half)
 
 
 def test_packed_weights_stay_packed_where_their_float32_takes_half_of_the_memory(
     packed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stored, dense = WeightStore.from_path(packed).nbytes, 4 * elements(packed)
+    store = WeightStore.from_path(packed)
+    stored, dense = store.nbytes, 4 * elements(packed)
+    scales = sum(2 * math.prod(store.shape(name)) for name in store.names if not name.endswith(".weight"))
+    norms = sum(2 * math.prod(store.shape(name)) for name in store.names if name.endswith("norm.weight"))
+    in_float32 = stored + scales + norms  # bfloat16 takes twice its bytes
     monkeypatch.setattr(hardware, "has_gpu_backend", lambda: False)
-    for available, taken in ((2 * dense, stored), (2 * dense + 2, dense)):
+    for available, taken in ((2 * dense, in_float32), (2 * dense + 2, dense)):
         monkeypatch.setattr(hardware, "available_memory", lambda available=available: available)
         assert summarize(packed).memory_bytes == taken
     monkeypatch.setattr(hardware, "has_gpu_backend", lambda: True)

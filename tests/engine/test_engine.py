@@ -10,7 +10,7 @@ import tiny
 from tinyllm._mx import mx
 from tinyllm.engine.engine import Engine
 from tinyllm.engine.request import Output, Request, SamplingParams
-from tinyllm.engine.sampling import History, choose
+from tinyllm.engine.sampling import Sampler, choose, history_of
 from tinyllm.errors import UsageError
 from tinyllm.model.load import load_model
 from tinyllm.model.transformer import ModelForCausalLM
@@ -69,7 +69,7 @@ def test_an_answer_ends_where_the_context_does(model: ModelForCausalLM) -> None:
 
 def test_progress_in_the_prompt_is_told(model: ModelForCausalLM) -> None:
     [outputs] = run(Engine(model, prefill_chunk=10), Request(PROMPT, max_tokens=1))
-    assert [output.prefilled for output in outputs] == [10, 20, 30, len(PROMPT), len(PROMPT)]
+    assert [output.prefilled for output in outputs] == [10, 20, 30, len(PROMPT)]
 
 
 def test_a_stop_id_ends_the_answer_and_is_its_last_token(model: ModelForCausalLM) -> None:
@@ -165,18 +165,18 @@ def test_a_flat_distribution_that_few_candidates_do_not_cover_is_drawn_from_exac
     text = list(PROMPT)
     for index in range(6):
         logits = model(mx.array([text]))[:, -1]
-        text.append(int(choose(logits, [params], History(None, None, 0), index, candidates=3000).tokens.item()))
+        text.append(int(choose(logits, Sampler.of([params], 3000, 3000), {}, mx.array([index])).tokens.item()))
     [outputs] = run(Engine(model), Request(PROMPT, 6, sampling=params))
     assert ids(outputs) == text[len(PROMPT) :]
 
 
 def test_penalties_see_the_prompt_and_what_was_generated(model: ModelForCausalLM) -> None:
     params = SamplingParams(repetition_penalty=1.7, presence_penalty=0.6, frequency_penalty=0.3)
-    text, history = list(PROMPT), History.of(params, PROMPT, model.config.vocab_size, 200)
+    text, vocab = list(PROMPT), model.config.vocab_size
     for index in range(15):
-        tokens = choose(model(mx.array([text]))[:, -1], [params], history, index).tokens
-        history = history.append(tokens)
-        text.append(int(tokens.item()))
+        history = history_of(params, text, len(PROMPT), vocab, longest=200)
+        logits = model(mx.array([text]))[:, -1]
+        text.append(int(choose(logits, Sampler.of([params], vocab), history, mx.array([index])).tokens.item()))
     [outputs] = run(Engine(model), Request(PROMPT, 15, sampling=params))
     assert ids(outputs) == text[len(PROMPT) :] != plain_greedy(model, PROMPT, 15)
 
@@ -191,7 +191,7 @@ def test_logprobs_are_of_the_raw_logits_whatever_the_temperature(model: ModelFor
     logits = model(mx.array([PROMPT]))[0, -1] - expected
     for temperature in (0.0, 0.5, 2.0):
         sampling = SamplingParams(temperature=temperature, seed=1)
-        [[_, output]] = run(Engine(model), Request(PROMPT, 1, sampling=sampling, logprobs=3))
+        [[output]] = run(Engine(model), Request(PROMPT, 1, sampling=sampling, logprobs=3))
         assert output.token_id is not None and output.logprobs is not None
         assert output.logprobs.chosen == pytest.approx(logits[output.token_id].item(), abs=1e-4)
         assert [i for i, _ in output.logprobs.top] == mx.argsort(-logits)[:3].tolist()

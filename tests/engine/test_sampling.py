@@ -13,11 +13,22 @@ from hypothesis import strategies as st
 
 from tinyllm._mx import mx
 from tinyllm.engine.request import SamplingParams
-from tinyllm.engine.sampling import Choice, History, choose, least_logit, log_probabilities, penalise
+from tinyllm.engine.sampling import (
+    CANDIDATES,
+    Choice,
+    Sampler,
+    choose,
+    history_of,
+    least_logit,
+    log_probabilities,
+    penalise,
+    remember,
+    ring_size,
+    stack_histories,
+)
 from tinyllm.errors import UsageError
 
 VOCAB = 40
-NO_HISTORY = History(None, None, 0)
 
 logit_rows = st.lists(
     st.integers(-60, 60).map(lambda tenths: tenths / 10), min_size=VOCAB, max_size=VOCAB
@@ -58,7 +69,7 @@ def test_what_may_be_drawn_is_what_the_definitions_say(logits: list[float], valu
     expected, close = plain_kept(np.array(logits), **values)
     params = SamplingParams(**values)
     scaled = mx.array([logits]) / values["temperature"]
-    least, exact = least_logit(scaled, [params], candidates=VOCAB)
+    least, exact = cut(scaled, [params])
     assert exact.item()
     kept = set(np.flatnonzero(np.array(scaled[0] >= least[0])).tolist())
     assert kept, "one token survives, whatever the values"
@@ -72,8 +83,8 @@ def test_fault_27_a_row_is_cut_alike_alone_and_in_a_mixed_batch(
 ) -> None:
     params = [SamplingParams(**values) for _, values in rows]
     scaled = mx.array([logits for logits, _ in rows])
-    together, _ = least_logit(scaled, params, candidates=VOCAB)
-    alone = [least_logit(scaled[i : i + 1], params[i : i + 1], candidates=VOCAB)[0] for i in range(len(rows))]
+    together, _ = cut(scaled, params)
+    alone = [cut(scaled[i : i + 1], params[i : i + 1])[0] for i in range(len(rows))]
     assert np.allclose(np.array(together), np.array(mx.concatenate(alone)), atol=1e-5)
 
 
@@ -81,9 +92,9 @@ def test_fault_27_a_row_is_cut_alike_alone_and_in_a_mixed_batch(
 def test_fault_27_top_k_of_none_all_or_more_than_all_has_no_effect(top_k: int) -> None:
     logits = mx.random.normal((1, VOCAB), key=mx.array([0, 1], dtype=mx.uint32))
     plain = SamplingParams(temperature=1.0, seed=5)
-    cut = SamplingParams(temperature=1.0, seed=5, top_k=top_k)
+    narrow = SamplingParams(temperature=1.0, seed=5, top_k=top_k)
     for index in range(20):
-        assert token(choose(logits, [cut], NO_HISTORY, index)) == token(choose(logits, [plain], NO_HISTORY, index))
+        assert token(drawn(logits, [narrow], index)) == token(drawn(logits, [plain], index))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +108,7 @@ def test_fault_27_top_k_of_none_all_or_more_than_all_has_no_effect(top_k: int) -
 def test_fault_26_the_narrowest_values_are_greedy_and_never_mask_everything(values: dict[str, Any]) -> None:
     logits = mx.random.normal((1, VOCAB), key=mx.array([0, 2], dtype=mx.uint32))
     for seed in range(10):
-        chosen = choose(logits, [SamplingParams(**values, seed=seed)], NO_HISTORY, 0)
+        chosen = drawn(logits, [SamplingParams(**values, seed=seed)])
         assert token(chosen) == int(mx.argmax(logits).item())
 
 
@@ -107,30 +118,41 @@ def test_the_lower_the_temperature_the_nearer_to_greedy(temperature: float, valu
     params = [SamplingParams(temperature=temperature, seed=seed, **values) for seed in range(8)]
     for logits in ([35.0, 40.0, 41.0, 3.0], [-5.0, -40.0, -3.0, -41.0]):
         rows = mx.broadcast_to(mx.array([logits]), (len(params), 4))
-        assert choose(rows, params, NO_HISTORY, 0).tokens.tolist() == [2] * len(params)
+        assert drawn(rows, params).tokens.tolist() == [2] * len(params)
 
 
 def token(choice: Choice) -> int:
     return int(choice.tokens[0].item())
 
 
+def drawn(logits: mx.array, params: list[SamplingParams], index: int = 0, candidates: int = CANDIDATES) -> Choice:
+    rows, vocab = logits.shape
+    return choose(logits, Sampler.of(params, vocab, candidates), {}, mx.full((rows,), index, dtype=mx.uint32))
+
+
+def cut(logits: mx.array, params: list[SamplingParams]) -> tuple[mx.array, mx.array]:
+    """The least logits: of a batch in which somebody truncates, so that rows that do not are seen too."""
+    values = Sampler.of([*params, SamplingParams(temperature=1.0, top_k=2)], VOCAB).values
+    return least_logit(logits, {name: value[: len(params)] for name, value in values.items()}, VOCAB)
+
+
 def test_few_candidates_say_that_they_do_not_do_and_all_of_them_do() -> None:
     flat = mx.zeros((1, VOCAB)) + mx.arange(VOCAB) * 1e-3
     params = [SamplingParams(temperature=1.0, top_p=0.9)]
-    narrow = choose(flat, params, NO_HISTORY, 0, candidates=8)
-    whole = choose(flat, params, NO_HISTORY, 0, candidates=VOCAB)
+    narrow = drawn(flat, params, candidates=8)
+    whole = drawn(flat, params, candidates=VOCAB)
     assert narrow.exact is not None and not narrow.exact.item()
     assert whole.exact is not None and whole.exact.item()
     steep = mx.zeros((1, VOCAB)) + mx.arange(VOCAB) * 2.0
-    few = choose(steep, params, NO_HISTORY, 0, candidates=8)
+    few = drawn(steep, params, candidates=8)
     assert few.exact is not None and few.exact.item()
-    assert token(few) == token(choose(steep, params, NO_HISTORY, 0, candidates=VOCAB))
+    assert token(few) == token(drawn(steep, params, candidates=VOCAB))
 
 
 def test_draws_follow_the_truncated_softmax() -> None:
     logits = mx.array([[2.0, 1.0, 0.0, -1.0, -9.0]])
     params = [SamplingParams(temperature=0.8, top_k=3, seed=seed) for seed in range(3000)]
-    choice = choose(mx.broadcast_to(logits, (len(params), 5)), params, NO_HISTORY, 0)
+    choice = drawn(mx.broadcast_to(logits, (len(params), 5)), params)
     counts = Counter(choice.tokens.tolist())
     weights = np.exp(np.array([2.0, 1.0, 0.0]) / 0.8)
     for i, probability in enumerate(weights / weights.sum()):
@@ -141,8 +163,8 @@ def test_draws_follow_the_truncated_softmax() -> None:
 def test_a_row_draws_the_same_token_whoever_shares_its_batch() -> None:
     logits = mx.random.normal((6, VOCAB), key=mx.array([0, 3], dtype=mx.uint32))
     params = [SamplingParams(temperature=1.0 + row / 3, top_k=row * 2, seed=row % 2) for row in range(6)]
-    together = choose(logits, params, NO_HISTORY, 4).tokens.tolist()
-    alone = [token(choose(logits[i : i + 1], params[i : i + 1], NO_HISTORY, 4)) for i in range(6)]
+    together = drawn(logits, params, 4).tokens.tolist()
+    alone = [token(drawn(logits[i : i + 1], params[i : i + 1], 4)) for i in range(6)]
     assert together == alone
 
 
@@ -181,11 +203,22 @@ def test_penalties_and_biases_equal_the_plain_ones_as_the_answer_grows(
     logits: list[float], prompt: list[int], answer: list[int], values: dict[str, Any]
 ) -> None:
     params = SamplingParams(**values)
-    history = History.of(params, prompt, VOCAB, longest=len(prompt) + len(answer))
-    for chosen in answer:
-        history = history.append(mx.array([chosen]))
-    penalised = penalise(mx.array([logits]), [params], history)
-    assert np.allclose(np.array(penalised[0]), plain_penalised(np.array(logits), params, prompt, answer), atol=1e-4)
+    longest = len(prompt) + len(answer)
+    history = history_of(params, prompt, len(prompt), VOCAB, longest)
+    for i, chosen in enumerate(answer):
+        ring_index = (len(prompt) + i) % (ring_size(params, longest) or 1)
+        history = remember(history, mx.array([chosen]), mx.array([ring_index]))
+    wanted = plain_penalised(np.array(logits), params, prompt, answer)
+    assert np.allclose(np.array(penalised([logits], [params], history)[0]), wanted, atol=1e-4)
+    # As after a preemption, and beside a row that remembers nothing.
+    again = history_of(params, prompt + answer, len(prompt), VOCAB, longest)
+    plain = history_of(SamplingParams(), prompt, len(prompt), VOCAB, longest)
+    both = penalised([logits, logits], [SamplingParams(), params], stack_histories([plain, again], VOCAB))
+    assert np.allclose(np.array(both), [logits, wanted], atol=1e-4)
+
+
+def penalised(logits: list[list[float]], params: list[SamplingParams], history: Any) -> mx.array:
+    return penalise(mx.array(logits), Sampler.of(params, VOCAB).values, history)
 
 
 @pytest.mark.parametrize("distance", [30, 60])
@@ -195,7 +228,8 @@ def test_fault_28_a_repeat_is_seen_as_far_back_as_the_window_reaches(distance: i
 
     def seen(window: int) -> bool:
         params = SamplingParams(repetition_penalty=2.0, repetition_window=window)
-        return penalise(logits, [params], History.of(params, prompt, VOCAB, 100))[0, 7].item() == 0.5
+        history = history_of(params, prompt, len(prompt), VOCAB, longest=100)
+        return penalise(logits, Sampler.of([params], VOCAB).values, history)[0, 7].item() == 0.5
 
     assert seen(0) and seen(distance + 1) and not seen(distance)
 

@@ -1,4 +1,4 @@
-"""The exponential of prompts on a CPU under Linux, and what is built on it, against plain definitions."""
+"""The exponential for a CPU under Linux, and what is built on it, against plain definitions."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import tiny
 
 from tinyllm._mx import mx
 from tinyllm.model.load import load_model
-from tinyllm.ops.activation import silu
-from tinyllm.ops.attention import Mask, attention_polynomial, attention_reference, causal_mask
-from tinyllm.ops.exp import LEAST_SIZE, polynomial_exp
+from tinyllm.ops.activation import swiglu
+from tinyllm.ops.attention import _BLOCK, Mask, attention_polynomial, attention_reference, causal_mask
+from tinyllm.ops.exp import LEAST_SIZE, exp, polynomial_exp
 from tinyllm.ops.features import ModelFeatures
 
 
@@ -38,9 +38,18 @@ def test_nan_stays_nan() -> None:
     assert np.isnan(polynomial_exp(mx.array([np.nan], dtype=mx.float32)).item())
 
 
-def test_silu_equals_its_definition_where_it_is_steep_and_where_it_is_flat() -> None:
-    x = mx.concatenate([normal(LEAST_SIZE) * 10, mx.array([-1e4, -100.0, 0.0, 100.0, 1e4])])
-    assert mx.allclose(silu(x, polynomial=True), silu(x), rtol=2e-5, atol=1e-6).item()
+@pytest.mark.parametrize("size", [1, 1000, LEAST_SIZE])
+def test_either_way_is_the_exponential(size: int) -> None:
+    x = np.linspace(-80, 80, size).astype(np.float32)
+    exact = np.exp(x.astype(np.float64))
+    assert (np.abs(np.array(exp(mx.array(x))) / exact - 1) < 2e-7 * (1 + np.abs(x))).all()
+
+
+@pytest.mark.parametrize("size", [100, LEAST_SIZE])
+def test_swiglu_equals_its_definition_where_it_is_steep_and_where_it_is_flat(size: int) -> None:
+    gate = mx.concatenate([normal(size) * 10, mx.array([-1e4, -100.0, 0.0, 100.0, 1e4])])
+    up = normal(size + 5, seed=1)
+    assert mx.allclose(swiglu(gate, up, polynomial_exp=True), swiglu(gate, up), rtol=2e-5, atol=1e-6).item()
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2), (5, 1)])
@@ -57,10 +66,28 @@ def test_attention_equals_the_reference(heads: tuple[int, int], mask: str | None
     assert mx.allclose(*ways, rtol=1e-5, atol=2e-6).item()
 
 
+@pytest.mark.parametrize("seq", [_BLOCK, _BLOCK + 1, 2 * _BLOCK, 2 * _BLOCK + 40])
+@pytest.mark.parametrize("past", [0, 70])
+def test_blocks_of_causal_queries_see_what_the_whole_sees(seq: int, past: int) -> None:
+    q, k, v = normal(1, 4, seq, 8), normal(1, 2, past + seq, 8, seed=1), normal(1, 2, past + seq, 8, seed=2)
+    ways = [way(q, k, v, scale=0.4, mask="causal") for way in (attention_polynomial, attention_reference)]
+    assert mx.allclose(*ways, rtol=1e-5, atol=2e-6).item()
+
+
+def test_one_query_with_a_mask_a_row_sees_what_its_row_shows() -> None:
+    q, k, v = normal(3, 6, 1, 16), normal(3, 2, 40, 16, seed=1), normal(3, 2, 40, 16, seed=2)
+    lengths = [1, 17, 40]
+    mask = (mx.arange(40) < mx.array(lengths)[:, None])[:, None, None]
+    rows = [attention_reference(q[i : i + 1], k[i : i + 1, :, :n], v[i : i + 1, :, :n], scale=0.3, mask=None)
+            for i, n in enumerate(lengths)]  # fmt: skip
+    masked = attention_polynomial(q, k, v, scale=0.3, mask=mask)
+    assert mx.allclose(masked, mx.concatenate(rows), rtol=1e-5, atol=2e-6).item()
+
+
 def test_a_prompt_has_the_same_logits_with_it_and_without(tmp_path: Path) -> None:
     folder = tiny.write_checkpoint(tmp_path, config_overrides={"intermediate_size": 256})
-    prompt = mx.array([[40 + i % 90 for i in range(200)]])  # long enough for both of its uses
+    prompt = mx.array([[40 + i % 90 for i in range(200)]])  # long enough for a polynomial, and for two blocks
     with_it, without = (load_model(folder, replace(ModelFeatures(), polynomial_exp=use)) for use in (True, False))
     logits = without(prompt)
-    assert mx.abs(with_it(prompt) - logits).max().item() < 1e-4 * mx.std(logits).item()
+    assert mx.abs(with_it(prompt) - logits).max().item() < 1e-5 * mx.std(logits).item()
     assert not mx.array_equal(with_it(prompt), logits).item(), "it was used"

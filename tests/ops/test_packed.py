@@ -6,8 +6,6 @@ import pytest
 
 from tinyllm._mx import mx
 from tinyllm.config.quantization import QuantFormat
-from tinyllm.ops.activation import silu
-from tinyllm.ops.features import ModelFeatures
 from tinyllm.ops.quant import dequantize, quantized_matmul
 
 AFFINE = [QuantFormat(bits, group_size) for bits in (2, 3, 4, 5, 6, 8) for group_size in (32, 64, 128)]
@@ -38,13 +36,3 @@ def test_an_affine_matrix_unpacks_to_the_type_of_its_scales(dtype: mx.Dtype) -> 
     _, (packed, scales, biases) = pack(form)
     assert biases is not None
     assert dequantize(packed, scales.astype(dtype), biases.astype(dtype), form).dtype == dtype
-
-
-def test_silu_is_x_times_its_sigmoid() -> None:
-    x = mx.array([-100.0, -1.0, 0.0, 1.0, 100.0])
-    assert mx.allclose(silu(x), mx.array([0.0, -0.26894143, 0.0, 0.73105858, 100.0]), atol=1e-6).item()
-
-
-def test_the_reference_runs_no_fast_path() -> None:
-    assert not any(vars(ModelFeatures.reference()).values())
-    assert all(chosen is not False for chosen in vars(ModelFeatures()).values())

@@ -8,7 +8,7 @@ import pytest
 
 from tinyllm._mx import mx
 from tinyllm.config.rope import LinearScaling, Llama3Scaling, RopeConfig, RopeScaling, YarnScaling
-from tinyllm.ops.rope import Rope, rope_attention_factor, rope_wavelengths
+from tinyllm.ops.rope import Positions, Rope, rope_attention_factor, rope_wavelengths
 
 LLAMA3 = Llama3Scaling(8.0, 1.0, 4.0, 8192)
 
@@ -43,6 +43,41 @@ def heads(batch: int = 2, seq: int = 5, head_dim: int = 16) -> mx.array:
 def test_the_fused_rotation_equals_its_reference(scaling: RopeScaling | None, dims: int, offset: int) -> None:
     config, x = RopeConfig(dims, 10000.0, scaling), heads()
     assert close(Rope(config)(x, offset), Rope(config, fused=False)(x, offset), 1e-3)
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16], ids=str)
+@pytest.mark.parametrize("fused", [True, False])
+def test_half_precision_stays_half_precision_and_turns_in_single(fused: bool, dtype: mx.Dtype) -> None:
+    rope, x = Rope(RopeConfig(16, 10000.0), fused=fused), heads().astype(dtype)
+    turned = rope(x, 700)
+    assert turned.dtype == dtype
+    assert close(turned.astype(mx.float32), rope(x.astype(mx.float32), 700), 5e-2)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("offset", [5, mx.array(5), mx.array([5, 70])], ids=["int", "array", "rows"])
+def test_positions_shared_by_layers_are_those_of_the_offset(fused: bool, offset: int | mx.array) -> None:
+    positions, x = Positions(offset, 5), heads()
+    for config in (RopeConfig(16, 10000.0), RopeConfig(8, 500.0, LLAMA3), RopeConfig(16, 10000.0)):
+        rope = Rope(config, fused=fused)
+        assert mx.array_equal(rope(x, positions), rope(x, offset)).item()
+
+
+def test_a_table_is_made_once_for_each_kind_of_rotation() -> None:
+    positions = Positions(3, 4)
+    table = positions.table(RopeConfig(16, 10000.0))
+    assert positions.table(RopeConfig(16, 10000.0)) is table
+    assert positions.table(RopeConfig(16, 20000.0)) is not table
+    assert Positions.of(positions, 4) is positions
+
+
+def test_heads_are_rotated_as_the_views_that_a_layer_has() -> None:
+    """The heads of q and k stand side by side in a product, with those of v after them."""
+    product = mx.random.normal((2, 5, 4, 16), key=mx.random.key(3))
+    view = product[:, :, :3].swapaxes(1, 2)
+    for fused in (True, False):
+        rope = Rope(RopeConfig(16, 10000.0), fused=fused)
+        assert close(rope(view, 9), rope(mx.contiguous(view), 9), 1e-6)
 
 
 @pytest.mark.parametrize("fused", [True, False])

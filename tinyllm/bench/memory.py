@@ -6,38 +6,40 @@ from collections.abc import Sequence
 
 from tinyllm import hardware
 from tinyllm.bench.workload import Workload
-from tinyllm.config.config import AttentionConfig, Config
-from tinyllm.errors import DoesNotFitError
-from tinyllm.hub.sizes import memory_size
+from tinyllm.config.config import Config
+from tinyllm.engine.plan import make_plan, token_bytes
+from tinyllm.kv.kinds import layer_kinds
 
 __all__ = ["check_memory", "kv_bytes_per_token", "kv_bytes_read"]
 
 
 def kv_bytes_per_token(config: Config, itemsize: int) -> int:
     """Bytes of keys and values that one token leaves in the caches of all layers, `itemsize` an element."""
-    return sum(_kv_bytes(layer.attention, itemsize) for layer in config.layers)
+    return sum(token_bytes(kind, itemsize) for kind in layer_kinds(config)[0])
 
 
 def kv_bytes_read(config: Config, itemsize: int, positions: int) -> int:
     """Bytes of keys and values that a token reads which sees `positions` tokens, or as many as a window holds."""
-    return sum(
-        _kv_bytes(layer.attention, itemsize) * min(positions, layer.attention.window or positions)
-        for layer in config.layers
-    )
+    kinds, _ = layer_kinds(config)
+    return sum(token_bytes(kind, itemsize) * min(positions, kind.window or positions) for kind in kinds)
 
 
 def check_memory(
     workloads: Sequence[Workload], config: Config, name: str, *, weight_bytes: int, itemsize: int
 ) -> None:
-    """Raise DoesNotFitError if the weights and the longest test's cache are more than this machine has free."""
-    longest = max(workloads, key=lambda workload: workload.positions * workload.batch)
-    needed = weight_bytes + longest.batch * longest.positions * kv_bytes_per_token(config, itemsize)
+    """Raise DoesNotFitError, naming the test and what would fit, if one needs more than this machine has free.
+
+    Raises ContextLengthError for more positions than the model has.
+    """
     available = hardware.available_memory()
-    if needed > available:
-        raise DoesNotFitError(
-            f"{longest.label} on {name} needs {memory_size(needed)} of memory, and {memory_size(available)} are free"
+    for workload in workloads:
+        make_plan(
+            config,
+            weight_bytes=weight_bytes,
+            itemsize=itemsize,
+            available_bytes=available,
+            max_context=workload.positions,
+            batch=workload.batch,
+            fused_attention=hardware.has_gpu_backend(),
+            name=f"{workload.label} on {name}",
         )
-
-
-def _kv_bytes(attention: AttentionConfig, itemsize: int) -> int:
-    return 2 * attention.num_kv_heads * attention.head_dim * itemsize

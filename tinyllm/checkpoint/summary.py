@@ -16,17 +16,19 @@ from tinyllm.config.config import Config
 from tinyllm.config.tensors import EMBEDDING, tensor_shapes
 from tinyllm.errors import TokenizerError
 
-__all__ = ["Summary", "check_tokenizer", "expands_on_cpu", "summarize"]
+__all__ = ["Summary", "check_tokenizer", "expands_on_cpu", "memory_bytes", "summarize"]
 
 _OTHER_TOKENIZERS = ("tokenizer.model", "tiktoken.model", "tokenizer.bpe", "tekken.json", "vocab.json", "vocab.txt")
 _FLOAT32_BYTES = 4
+_FLOATS = ("F16", "BF16", "F32")
 
 
 @dataclass(frozen=True)
 class Summary:
     """A checkpoint that tinyllm runs. `quantization` is "4-bit", "mxfp4" or, where nothing is packed, "bf16".
 
-    `memory_bytes` is what the weights take on this machine: as stored on a GPU, in float32 or packed on a CPU.
+    `memory_bytes` is what the weights take once loaded: those that are packed as they are, unless they are unpacked
+    on a CPU; others in the type that is computed in.
     """
 
     family: str
@@ -34,14 +36,21 @@ class Summary:
     memory_bytes: int
 
 
-def summarize(folder: Path) -> Summary:
-    """Read a folder's config and headers; raises what loading it would raise, before any weight is read."""
+def summarize(folder: Path, *, itemsize: int | None = None, on_cpu: bool | None = None) -> Summary:
+    """Read a folder's config and headers; raises what loading it would raise, before any weight is read.
+
+    `itemsize` is of the type to compute in, by default float32 on a CPU and what is stored on a GPU; `on_cpu` says
+    where, by default where this machine would.
+    """
+    on_cpu = not hardware.has_gpu_backend() if on_cpu is None else on_cpu
     config = Config.from_json_file(folder)
     tensors = read_tensor_table(find_weight_files(folder).files, config).tensors
     useless = check_tensors(tensors, config, folder)
     check_tokenizer(folder)
     used = {name: info for name, info in tensors.items() if name not in useless}
-    return Summary(config.model_type, _quantization(config, used), _memory_bytes(config, used))
+    size = itemsize or (_FLOAT32_BYTES if on_cpu else None)
+    expand = on_cpu and _is_packed(used) and expands_on_cpu(config)
+    return Summary(config.model_type, _quantization(config, used), memory_bytes(config, used, size, expand=expand))
 
 
 def check_tokenizer(folder: Path) -> None:
@@ -55,11 +64,23 @@ def check_tokenizer(folder: Path) -> None:
 
 def expands_on_cpu(config: Config) -> bool:
     """Whether packed matrices, slow on a CPU, are unpacked there: if that takes less than half of the memory."""
-    return _float32_bytes(config) < hardware.available_memory() // 2
+    return _FLOAT32_BYTES * _elements(config) < hardware.available_memory() // 2
 
 
-def _float32_bytes(config: Config) -> int:
-    return _FLOAT32_BYTES * sum(math.prod(shape) for shape in tensor_shapes(config).values())
+def memory_bytes(
+    config: Config, tensors: Mapping[str, TensorInfo], itemsize: int | None, *, expand: bool = False
+) -> int:
+    """Bytes of weights once they are read, numbers in so many bytes each or as stored, matrices unpacked or not."""
+    if itemsize is not None and expand:
+        return itemsize * _elements(config)
+    return sum(
+        info.nbytes if itemsize is None or info.dtype not in _FLOATS else itemsize * math.prod(info.shape)
+        for info in tensors.values()
+    )
+
+
+def _elements(config: Config) -> int:
+    return sum(math.prod(shape) for shape in tensor_shapes(config).values())
 
 
 def _quantization(config: Config, tensors: Mapping[str, TensorInfo]) -> str:
@@ -67,13 +88,6 @@ def _quantization(config: Config, tensors: Mapping[str, TensorInfo]) -> str:
         form = config.quantization.default
         return f"{form.bits}-bit" if form.mode == "affine" else form.mode
     return tensors[EMBEDDING].dtype.lower()
-
-
-def _memory_bytes(config: Config, tensors: Mapping[str, TensorInfo]) -> int:
-    stored = sum(info.nbytes for info in tensors.values())
-    if hardware.has_gpu_backend() or (_is_packed(tensors) and not expands_on_cpu(config)):
-        return stored
-    return _float32_bytes(config)
 
 
 def _is_packed(tensors: Mapping[str, TensorInfo]) -> bool:

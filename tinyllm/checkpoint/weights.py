@@ -11,6 +11,7 @@ from pathlib import Path
 from tinyllm._mx import mx
 from tinyllm.checkpoint.files import find_weight_files
 from tinyllm.checkpoint.safetensors_header import TensorInfo
+from tinyllm.checkpoint.summary import memory_bytes
 from tinyllm.checkpoint.tensor_table import read_tensor_table
 from tinyllm.checkpoint.verify import check_tensors
 from tinyllm.config.config import Config
@@ -110,6 +111,12 @@ class WeightStore:
     def nbytes(self) -> int:
         """Bytes of all tensors, as stored."""
         return sum(info.nbytes for info in self._tensors.values())
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of all tensors, as they are read."""
+        size = None if self.dtype is None else self.dtype.size
+        return memory_bytes(self.config, self._tensors, size, expand=self.expands)
 
     @property
     def stored_dtype(self) -> mx.Dtype:

@@ -1,18 +1,20 @@
-"""`tinyllm generate`: one prompt, one answer."""
+"""`tinyllm generate`: one prompt and its answer, or a file of them."""
 
 from __future__ import annotations
 
 import json
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tinyllm.cli import console, options
+from tinyllm.cli.asking import Asking
 from tinyllm.cli.prompt import read_prompt
 from tinyllm.engine.request import SamplingParams
 from tinyllm.errors import UsageError
@@ -57,12 +59,24 @@ def generate(
     stats: Annotated[
         bool | None, typer.Option("--stats/--no-stats", help="Show figures on stderr; on a terminal they are shown.")
     ] = None,
+    prompts: options.Prompts = None,
+    output: options.Output = None,
+    batch: options.Batch = None,
+    in_order: options.InOrder = False,
     dtype: options.Dtype = None,
     device: options.Device = None,
     offline: options.Offline = False,
     debug: options.Debug = False,
 ) -> None:
-    """Answer one prompt, streaming the text to stdout."""
+    """Answer one prompt, streaming the text to stdout; or all of a file, several at once.
+
+    A line of --prompts is {"prompt": TEXT} or {"messages": [{"role": ROLE, "content": TEXT}, ...]}, with an "id"
+    (else it is the line's number) and settings of its own: max_tokens, stop, seed, temperature, top_p and so on.
+
+    A line of --output is {"id", "text", "finish_reason", "prompt_tokens", "completion_tokens"}, with "reasoning"
+    where there is some and "seed" where tokens were drawn; or {"id", "error"}. The same command, run again, answers
+    what has no answer there yet.
+    """
 
     def command() -> None:
         settings: dict[str, Any] = {
@@ -80,6 +94,9 @@ def generate(
             "stop": stop or (),
             "logprobs": logprobs,
         }
+        of_one = {"PROMPT": prompt is not None, "--json": as_json, "--logprobs": logprobs is not None}
+        of_many = {"--output": output is not None, "--batch": batch is not None, "--in-order": in_order}
+        _check_together(prompts, of_one, of_many)
         if logprobs is not None and not as_json:
             raise UsageError("--logprobs needs --json, which shows them")
         template_args = options.read_template_args(template_arg, think)
@@ -88,30 +105,30 @@ def generate(
                 "--raw continues the prompt as it is: there is no template for --system, --think or such"
             )
         options.check(settings, dtype, device)
-        text = read_prompt(prompt)
+        asking = Asking(settings, system, template_args, raw)
+        loading = partial(load, model=model, dtype=dtype, device=device, offline=offline)
+        with_figures = console.on_terminal() if stats is None else stats
+        if prompts is None:
+            _answer(read_prompt(prompt), asking, loading, as_json=as_json, with_figures=with_figures)
+        else:
+            from tinyllm.cli.batch import Plan, answer_file
 
-        from tinyllm.cli.progress import Progress
-
-        with Progress() as progress:
-            llm = load(model, dtype=dtype, device=device, offline=offline, progress=progress)
-            if raw or llm.tokenizer.chat_template is None:
-                answer = llm.generate(text, parse_special=raw, **settings)
-            else:
-                answer = llm.chat(_messages(text, system), template_args=template_args, **settings)
-            if as_json:
-                progress.show("answering")
-                report, interrupted = _report(llm, answer)
-                progress.clear()
-                console.write(json.dumps(report, ensure_ascii=False) + "\n")
-                if interrupted:
-                    raise KeyboardInterrupt
-            else:
-                _print_text(answer, progress, with_figures=console.on_terminal() if stats is None else stats)
+            plan = Plan(prompts, "-" if output is None else output, batch or 8, in_order)
+            answer_file(plan, asking, loading, with_figures=with_figures, debug=debug)
 
     raise typer.Exit(console.run(command, debug=debug))
 
 
-def load(model: str | None, *, dtype: str | None, device: str | None, offline: bool, progress: Progress) -> LLM:
+def _check_together(prompts: str | None, of_one: Mapping[str, bool], of_many: Mapping[str, bool]) -> None:
+    """Raise UsageError for an option that was given for one prompt where there are many, or the other way round."""
+    given = [name for name, is_given in (of_many if prompts is None else of_one).items() if is_given]
+    if given and prompts is None:
+        raise UsageError(f"{given[0]} is for the answers to --prompts FILE, and there is none")
+    if given:
+        raise UsageError(f"{given[0]} is for a single prompt, and --prompts gives a file of them")
+
+
+def load(progress: Progress, *, model: str | None, dtype: str | None, device: str | None, offline: bool) -> LLM:
     """Find the model that a person means and load it, with progress shown."""
     from tinyllm.hub.locate import find_model, model_name
 
@@ -122,9 +139,23 @@ def load(model: str | None, *, dtype: str | None, device: str | None, offline: b
     return LLM(folder, dtype=dtype, device=device)
 
 
-def _messages(text: str, system: str | None) -> list[dict[str, str]]:
-    messages = [] if system is None else [{"role": "system", "content": system}]
-    return [*messages, {"role": "user", "content": text}]
+def _answer(
+    text: str, asking: Asking, loading: Callable[[Progress], LLM], *, as_json: bool, with_figures: bool
+) -> None:
+    from tinyllm.cli.progress import Progress
+
+    with Progress() as progress:
+        llm = loading(progress)
+        answer = asking.ask(llm, text)
+        if not as_json:
+            _print_text(answer, progress, with_figures=with_figures)
+            return
+        progress.show("answering")
+        report, interrupted = _report(llm, answer)
+        progress.clear()
+        console.write(json.dumps(report, ensure_ascii=False) + "\n")
+        if interrupted:
+            raise KeyboardInterrupt
 
 
 def _print_text(answer: Answer, progress: Progress, *, with_figures: bool) -> None:

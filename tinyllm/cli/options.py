@@ -63,6 +63,21 @@ TemplateArg = Annotated[
     list[str] | None,
     typer.Option(metavar="K=V", help="Set a variable of the chat template, V as JSON or text; may be repeated."),
 ]
+Prompts = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Answer every line of FILE; - reads stdin."),
+]
+Output = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="With --prompts: write to FILE, and go on with one that is there."),
+]
+Batch = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, max=256, help="With --prompts: how many to answer at once. Default: 8."),
+]
+InOrder = Annotated[
+    bool, typer.Option("--in-order", help="With --prompts: write in the order of the prompts, not as they finish.")
+]
 Dtype = Annotated[str | None, typer.Option(metavar="TYPE", help="Compute in float32, float16 or bfloat16.")]
 Device = Annotated[str | None, typer.Option(metavar="DEVICE", help="Compute on cpu or gpu.")]
 Offline = Annotated[bool, typer.Option("--offline", help="Make no connection at all.")]

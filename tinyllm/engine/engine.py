@@ -2,35 +2,87 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
 from time import perf_counter
+from typing import Literal
 
+from tinyllm._mx import mx
+from tinyllm.engine.memory import DenseMemory, PagedMemory
+from tinyllm.engine.plan import MemoryPlan
 from tinyllm.engine.request import FinishReason, Output, Request
-from tinyllm.engine.runner import Sequence
-from tinyllm.errors import ContextLengthError, TinyllmError, TokenizerError, UsageError
+from tinyllm.engine.runner import Chosen, Runner, Step
+from tinyllm.engine.scheduler import Chunk, Scheduler, Sequence
+from tinyllm.errors import ContextLengthError, NonFiniteLogitsError, TinyllmError, TokenizerError, UsageError
+from tinyllm.kv.paged import PAGE_SIZE
+from tinyllm.kv.pools import KvPools
 from tinyllm.model.transformer import ModelForCausalLM
 
 PREFILL_CHUNK = 256
+MAX_ROWS = 8
+
+KvMode = Literal["paged", "dense"]
+
+
+@dataclass
+class _Progress:
+    """A request on its way: what its prompt took, and how many of its tokens were found computed already."""
+
+    request: Request
+    prefill_s: float = 0.0
+    cached: int | None = None
 
 
 class Engine:
-    """Runs requests in the order of their arrival, one sequence at a time.
+    """Runs up to `max_rows` requests at once, in the order of their arrival; see `Scheduler` for who goes first.
 
-    `prefill_chunk` is how many tokens of a prompt one step takes.
+    `prefill_chunk` is how many tokens of a prompt one step takes. With `kv` "paged", keys and values are in pools of
+    pages of `page_size` tokens, of which each layer kind has at most `ceilings`; prefixes are shared (unless not
+    `share`), and the decode step is `compiled` (or not). With "dense" each request has its own buffers and forwards.
+    A `plan` says what there is of memory, ceilings included, and Metal keeps that resident where it is `wired`.
     """
 
-    def __init__(self, model: ModelForCausalLM, *, prefill_chunk: int = PREFILL_CHUNK) -> None:
+    def __init__(
+        self,
+        model: ModelForCausalLM,
+        *,
+        kv: KvMode = "paged",
+        compiled: bool = True,
+        max_rows: int = MAX_ROWS,
+        prefill_chunk: int = PREFILL_CHUNK,
+        page_size: int = PAGE_SIZE,
+        ceilings: tuple[int, ...] | None = None,
+        share: bool = True,
+        plan: MemoryPlan | None = None,
+        wired: bool = True,
+    ) -> None:
         self.model = model
-        self.context = model.config.max_position_embeddings
-        self._prefill_chunk = prefill_chunk
-        self._waiting: deque[tuple[int, Request]] = deque()
-        self._running: tuple[int, Sequence] | None = None
+        self.plan = plan
+        self.pools = KvPools(
+            model.config,
+            page_size,
+            ceilings=ceilings if plan is None else plan.ceilings,
+            prefill_chunk=prefill_chunk,
+            share=share and kv == "paged",
+        )
+        self.scheduler = Scheduler(self.pools.manager, max_rows=max_rows, prefill_chunk=prefill_chunk)
+        most = model.config.max_position_embeddings if plan is None else plan.context
+        self.context = min(most, self.scheduler.capacity + 1)
+        self._wired_before: int | None = None
+        if plan is not None and wired and mx.metal.is_available():
+            self._wired_before = mx.set_wired_limit(_wired_limit(plan))
+        self._memory = DenseMemory(model) if kv == "dense" else PagedMemory(model, self.pools, compiled=compiled)
+        self._runner = Runner(model, self._memory)
+        self._requests: dict[int, _Progress] = {}
+        self._over: list[Output] = []
+        self._running: Step | None = None
         self._added = 0
+        self.preemptions = 0
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do something."""
-        return self._running is not None or bool(self._waiting)
+        return bool(self._over) or self.scheduler.has_work  # rows that run are the scheduler's until they are over
 
     def add(self, request: Request) -> int:
         """Queue a request and return its id.
@@ -40,63 +92,154 @@ class Engine:
         """
         self._check(request)
         self._added += 1
-        self._waiting.append((self._added, request))
+        most = self._most_tokens(request)
+        if most == 0:
+            self._over.append(Output(self._added, None, perf_counter(), "length"))
+        else:
+            self.scheduler.add(self._added, request.prompt_ids, most)
+            self._requests[self._added] = _Progress(request)
         return self._added
 
     def cancel(self, request_id: int) -> None:
         """Forget a request, with all that it holds; one that is over already is no error."""
-        self._waiting = deque(entry for entry in self._waiting if entry[0] != request_id)
-        if self._running is not None and self._running[0] == request_id:
-            self._running = None
+        self._over = [output for output in self._over if output.request_id != request_id]
+        if self._requests.pop(request_id, None) is None or self._is_running(request_id):
+            return  # what a step writes to stays where it is until the step is over
+        self.scheduler.cancel(request_id)
+        self._memory.forget(request_id)
+
+    def reset(self) -> None:
+        """Forget all requests and all that is cached: after a step has failed, nothing on the device is certain."""
+        running = [] if self._running is None else [sequence.id for sequence in self._running.batch.sequences]
+        self._over, self._running = [], None
+        for request_id in {*self._requests, *running}:
+            self._requests.pop(request_id, None)
+            self.scheduler.cancel(request_id)
+            self._memory.forget(request_id)
+        self.pools.reset()
+
+    def close(self) -> None:
+        """Give Metal back the limit that it had; the engine must not be used any more."""
+        if self._wired_before is not None:
+            mx.set_wired_limit(self._wired_before)
+            self._wired_before = None
 
     def step(self) -> list[Output]:
-        """Do a bounded piece of work: a chunk of a prompt, or one token. Returns the news."""
+        """Do a bounded piece of work: a chunk of a prompt, and a token of each answer. Returns the news."""
+        news, self._over = self._over, []
+        if self._running is not None:
+            news += self._complete(self._running)
         if self._running is None:
-            if not self._waiting:
-                return []
-            request_id, request = self._waiting.popleft()
-            if self._budget(request) == 0:
-                return [Output(request_id, None, perf_counter(), "length")]
-            self._running = request_id, self._begin(request)
-        request_id, sequence = self._running
-        if not sequence.is_prefilled:
-            sequence.advance()
-            return [Output(request_id, None, perf_counter(), prefilled=sequence.prefilled)]
-        return [self._decode(request_id, sequence)]
+            news += self._begin()
+        return news
 
-    def _decode(self, request_id: int, sequence: Sequence) -> Output:
-        first, budget = sequence.generated == 0, self._budget(sequence.request)
+    def _complete(self, step: Step) -> Iterator[Output]:
+        """Wait for the step that runs; have the next one run, if it is the same rows again."""
+        ahead = self._runner.build_after(step) if self._goes_on(step) else None
+        self._running = None
+        done = self._runner.wait(step)
+        news = self._accept(done)
+        if ahead is None:
+            return iter(news)
+        if done is step and all(output.finish_reason is None for output in news):
+            self._runner.dispatch(ahead)
+            self._running = ahead
+        else:
+            self._runner.discard(ahead)
+        return iter(news)
+
+    def _begin(self) -> Iterator[Output]:
+        """Do what the scheduler has next: a chunk of a prompt, which is waited for, and a step, which is not."""
+        work = self.scheduler.next()
+        self.preemptions += len(work.preempted)
+        for request_id in work.preempted:
+            self._memory.forget(request_id)
+        if work.prefill is not None:
+            yield from self._prefill(work.prefill)
+        if work.decode:
+            requests = [self._requests[sequence.id].request for sequence in work.decode]
+            step = self._runner.build(work.decode, requests)
+            self._runner.dispatch(step)
+            self._running = step
+
+    def _goes_on(self, step: Step) -> bool:
+        """Whether the rows of a step are those of the next one too, as far as can be told before it is over."""
+        rows = step.batch.sequences
+        return (
+            all(row.id in self._requests for row in rows)
+            and not self.scheduler.wants_prefill
+            and self.scheduler.reserve_ahead(rows)
+        )
+
+    def _prefill(self, chunk: Chunk) -> Iterator[Output]:
+        progress = self._requests[chunk.sequence.id]
+        if progress.cached is None:
+            progress.cached = chunk.start
+        started = perf_counter()
         try:
-            token, logprobs = sequence.next_token(last=sequence.generated + 1 == budget)
-        except TinyllmError as error:
-            self._running = None
-            return Output(request_id, None, perf_counter(), "error", error)
+            step = self._runner.prefill(chunk, progress.request)
+        except NonFiniteLogitsError as error:
+            del self._requests[chunk.sequence.id]
+            yield self._fail(chunk.sequence, error)
+            return
+        now = perf_counter()
+        progress.prefill_s += now - started
+        self.scheduler.prefilled(chunk)
+        if step is not None:
+            yield from self._accept(step)
+        else:
+            yield Output(chunk.sequence.id, None, now, prefilled=chunk.end, cached=progress.cached)
+
+    def _accept(self, step: Step) -> list[Output]:
+        """Take what a step gave each row; let go of those that nobody wants any more."""
+        news = []
+        for sequence, chosen in zip(step.batch.sequences, self._runner.read(step), strict=True):
+            if chosen.error is not None:
+                failed = self._fail(sequence, chosen.error)
+                news += [failed] if self._requests.pop(sequence.id, None) else []
+            elif sequence.id in self._requests:
+                news.append(self._accept_row(sequence, chosen))
+            else:
+                self.scheduler.finish(sequence)
+                self._memory.forget(sequence.id)
+        return news
+
+    def _fail(self, sequence: Sequence, error: TinyllmError) -> Output:
+        """Let go of a row whose numbers are spoilt, with all that it has written."""
+        self._memory.clear(self.scheduler.drop(sequence))
+        self._memory.forget(sequence.id)
+        return Output(sequence.id, None, perf_counter(), "error", error)
+
+    def _is_running(self, request_id: int) -> bool:
+        step = self._running
+        return step is not None and any(sequence.id == request_id for sequence in step.batch.sequences)
+
+    def _accept_row(self, sequence: Sequence, chosen: Chosen) -> Output:
+        progress = self._requests[sequence.id]
+        self.scheduler.accepted(sequence, chosen.token)
         reason: FinishReason | None = None
-        if token in sequence.request.stop_ids:
+        if chosen.token in progress.request.stop_ids:
             reason = "stop"
-        elif sequence.generated == budget:
+        elif sequence.generated == sequence.max_new:
             reason = "length"
         output = Output(
-            request_id,
-            token,
+            sequence.id,
+            chosen.token,
             perf_counter(),
             reason,
-            logprobs=logprobs,
-            prefilled=sequence.prefilled,
-            prefill_s=sequence.prefill_s if first else 0.0,
-            kv_bytes=sequence.kv_bytes,
+            logprobs=chosen.logprobs,
+            prefilled=sequence.prompt_length,
+            cached=progress.cached or 0,
+            prefill_s=progress.prefill_s,
+            kv_bytes=self._memory.nbytes(sequence),
         )
         if reason:
-            self._running = None
-        else:
-            sequence.dispatch()
+            del self._requests[sequence.id]
+            self.scheduler.finish(sequence)
+            self._memory.forget(sequence.id)
         return output
 
-    def _begin(self, request: Request) -> Sequence:
-        longest = len(request.prompt_ids) + self._budget(request)
-        return Sequence(request, self.model, chunk=self._prefill_chunk, longest=longest)
-
-    def _budget(self, request: Request) -> int:
+    def _most_tokens(self, request: Request) -> int:
         """How many tokens the request may generate."""
         room = self.context - len(request.prompt_ids)
         return room if request.max_tokens is None else min(room, request.max_tokens)
@@ -117,3 +260,9 @@ class Engine:
                 f"token id {highest if highest >= vocab else min(request.prompt_ids)} has no embedding:"
                 f" the model has {vocab:,} rows, so the tokenizer is not this model's"
             )
+
+
+def _wired_limit(plan: MemoryPlan) -> int:
+    """What the plan wants resident, as far as Metal lets a process have it."""
+    most = mx.device_info().get("max_recommended_working_set_size", plan.wired_bytes)
+    return min(plan.wired_bytes, int(most))

@@ -113,9 +113,9 @@ class TokenLogprobs:
 class Output:
     """News of one request: progress in its prompt, a token, its end. Times are in seconds.
 
-    `prefilled` counts the tokens of the prompt that are computed. `at` is when the engine knew, by
-    `time.perf_counter`; `prefill_s`, with the first token, is the time that the prompt took; `kv_bytes` is the size
-    of the request's cache.
+    `prefilled` counts the tokens of the prompt that are computed, of which `cached` were so before the request came.
+    `at` is when the engine knew, by `time.perf_counter`; `prefill_s` is the time that the rest of the prompt took;
+    `kv_bytes` is the size of the request's cache, what it shares included.
     """
 
     request_id: int
@@ -125,5 +125,6 @@ class Output:
     error: TinyllmError | None = None
     logprobs: TokenLogprobs | None = None
     prefilled: int = 0
+    cached: int = 0
     prefill_s: float = 0.0
     kv_bytes: int = 0

@@ -1,134 +1,133 @@
-"""One request on the device: its prompt in chunks, then a token a step, with the next step's graph built ahead."""
+"""What the device does for the engine: prompts in chunks, and tokens of several sequences in one step.
+
+A step is built, dispatched and waited for, and these are three calls: the engine builds the step after the one that
+runs, waits for that, and then dispatches the next. So the device never waits for a graph, and nothing is copied: a
+step that is dispatched while another runs would copy the pools that it writes to, since an operation that is queued
+holds what it reads.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass
-from time import perf_counter
 
 from tinyllm._mx import dtype_name, mx
+from tinyllm.engine.batch import Batch
+from tinyllm.engine.memory import Memory
 from tinyllm.engine.request import Request, TokenLogprobs
-from tinyllm.engine.sampling import Choice, History, choose, log_probabilities
-from tinyllm.errors import NonFiniteLogitsError
+from tinyllm.engine.sampling import Arrays, Sampler
+from tinyllm.engine.scheduler import Chunk, Sequence
+from tinyllm.engine.step import Tree, chosen, is_finite
+from tinyllm.errors import NonFiniteLogitsError, TinyllmError
 from tinyllm.model.transformer import ModelForCausalLM
 
 
 @dataclass(frozen=True)
-class _Step:
-    """A token that is being computed: from `logits` (1, vocab), with the `history` before it."""
+class Step:
+    """A step of a batch: what it gives, and the index in each row's answer of the token that it chooses."""
 
-    logits: mx.array
-    finite: mx.array
-    history: History
-    choice: Choice
-    logprobs: tuple[mx.array, mx.array, mx.array] | None
+    batch: Batch
+    index: tuple[int, ...]
+    outputs: Tree
 
     @property
-    def arrays(self) -> list[mx.array]:
+    def awaited(self) -> list[mx.array]:
         """What must be computed for the step to be over."""
-        exact = [] if self.choice.exact is None else [self.choice.exact]
-        return [self.finite, self.choice.tokens, *exact, *(self.logprobs or ())]
+        found = [self.outputs[name] for name in ("tokens", "finite", "exact") if name in self.outputs]
+        return [*found, *self.outputs.get("logprobs", ())]
 
 
-class Sequence:
-    """A request that runs: `advance` until `is_prefilled`, then `next_token` and `dispatch` until it is over."""
+@dataclass(frozen=True)
+class Chosen:
+    """What a step gave one row: a token, or the error that ends the request."""
 
-    def __init__(self, request: Request, model: ModelForCausalLM, *, chunk: int, longest: int) -> None:
-        self.request = request
-        self.prefill_s = 0.0
-        self.generated = 0
+    token: int
+    logprobs: TokenLogprobs | None
+    error: TinyllmError | None
+
+
+class Runner:
+    """Runs sequences of one model, whose keys and values are in `memory`."""
+
+    def __init__(self, model: ModelForCausalLM, memory: Memory) -> None:
         self._model = model
-        self._chunk = chunk
-        self._cache = model.create_kv_cache()
-        self._history = History.of(request.sampling, request.prompt_ids, model.config.vocab_size, longest)
-        self._step: _Step | None = None
+        self.memory = memory
 
-    @property
-    def is_prefilled(self) -> bool:
-        """Whether the whole prompt has been computed, and the choice of the first token with it."""
-        return self._step is not None
+    def prefill(self, chunk: Chunk, request: Request) -> Step | None:
+        """Compute a chunk of a prompt, and with the last one the token after it. Waits for the device.
 
-    @property
-    def prefilled(self) -> int:
-        """How many tokens of the prompt are computed."""
-        return min(self._cache[0].offset, len(self.request.prompt_ids))
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of the cache."""
-        return sum(layer.nbytes for layer in self._cache)
-
-    def advance(self) -> None:
-        """Prefill the next chunk of the prompt; with the last one, choose the first token."""
-        started = perf_counter()
-        prompt, start = self.request.prompt_ids, self._cache[0].offset
-        chunk = mx.array([prompt[start : start + self._chunk]])
-        if start + self._chunk < len(prompt):
-            self._model(chunk, start, self._cache, logits_to_keep=1)
-            mx.eval([array for layer in self._cache for array in layer.arrays])
-        else:
-            self._step = self._build(chunk, self._history, index=0)
-            mx.eval(self._step.arrays)
-        self.prefill_s += perf_counter() - started
-
-    def next_token(self, *, last: bool) -> tuple[int, TokenLogprobs | None]:
-        """Wait for the token that is being computed, with the step after it built meanwhile unless it is the `last`.
-
-        Raises NonFiniteLogitsError if the network produced inf or NaN.
+        Raises NonFiniteLogitsError, from any chunk: what is not finite must not stay in pages for others to find.
         """
-        assert self._step is not None
-        step = self._step
-        # The next step is built while this one runs, and dispatched when it is done: dispatched sooner, its writes
-        # into the cache would copy the buffers that this step still reads.
-        following = None if last else self._after(step)
-        mx.eval(step.arrays)
-        if not step.finite.item():
-            raise NonFiniteLogitsError(
-                f"the network produced inf or NaN at token {self.generated + 1} of the answer; it computes in"
-                f" {dtype_name(self._model.dtype)}: try --dtype bfloat16 or float32"
-            )
-        if step.choice.exact is not None and not step.choice.exact.item():
-            step = self._chosen_from_all(step)
-            if following is not None:
-                for layer in self._cache:
-                    layer.trim(1)
-                following = self._after(step)
-        self.generated += 1
-        self._step = following
-        token = step.choice.tokens.item()
-        assert isinstance(token, int)
-        return token, _read_logprobs(step)
+        logits = self.memory.prefill(chunk)
+        if not chunk.last:
+            finite = is_finite(logits)
+            mx.eval(finite, self.memory.arrays(chunk.sequence))
+            if not finite.item():
+                raise self._not_finite("in the prompt")
+            return None
+        batch = self._batch([chunk.sequence], [request], rows=1)
+        outputs = chosen(logits, batch.sampler, batch.history(), batch.column(batch.index), batch.logprobs)
+        step = Step(batch, batch.index, outputs)
+        mx.eval(step.awaited, self.memory.arrays(chunk.sequence))
+        return self._exact(step)
 
-    def dispatch(self) -> None:
-        """Start computing the token after the one that `next_token` gave."""
-        if self._step is not None:
-            mx.async_eval(*self._step.arrays)  # type: ignore[no-untyped-call]
+    def build(self, sequences: Rows[Sequence], requests: Rows[Request]) -> Step:
+        """Build the step in which each row takes its last token in."""
+        batch = self._batch(sequences, requests, rows=self.memory.rows(len(sequences)))
+        tokens = batch.column([sequence.ids[-1] for sequence in sequences])
+        return self._step(batch, batch.index, tokens, batch.history(without=1))
 
-    def _after(self, step: _Step) -> _Step:
-        tokens = step.choice.tokens
-        return self._build(tokens[:, None], step.history.append(tokens), index=self.generated + 1)
+    def build_after(self, step: Step) -> Step:
+        """Build the step after one that may still run."""
+        index = tuple(i + 1 for i in step.index)
+        return self._step(step.batch, index, step.outputs["tokens"], step.outputs["history"])
 
-    def _build(self, inputs: mx.array, history: History, index: int) -> _Step:
-        """Build the graph that feeds `inputs` (1, seq) and chooses the token after them."""
-        logits = self._model(inputs, self._cache[0].offset, self._cache, logits_to_keep=1)[:, -1]
-        return self._choose(logits, history, choose(logits, [self.request.sampling], history, index))
+    def dispatch(self, step: Step) -> None:
+        """Start computing a step. No other may be under way."""
+        self.memory.dispatch(step.outputs, step.awaited)
 
-    def _chosen_from_all(self, step: _Step) -> _Step:
-        """Choose the step's token again, among the whole vocabulary."""
-        vocab = step.logits.shape[-1]
-        params = [self.request.sampling]
-        again = choose(step.logits, params, step.history, self.generated, candidates=vocab)
-        step = self._choose(step.logits, step.history, again)
-        mx.eval(step.arrays)
-        return step
+    def discard(self, step: Step) -> None:
+        """Forget a step that was built last, and not dispatched."""
+        self.memory.undo(step.batch)
 
-    def _choose(self, logits: mx.array, history: History, choice: Choice) -> _Step:
-        top = self.request.logprobs
-        logprobs = None if top is None else log_probabilities(logits, choice.tokens, top)
-        return _Step(logits, mx.all(mx.isfinite(logits)), history, choice, logprobs)
+    def wait(self, step: Step) -> Step:
+        """Wait for a step, and return it; or another one, if its tokens had to be chosen again."""
+        mx.eval(step.awaited)
+        return self._exact(step)
 
+    def read(self, step: Step) -> Iterator[Chosen]:
+        """Yield what each sequence of a step got."""
+        tokens, finite = step.outputs["tokens"].tolist(), step.outputs["finite"].tolist()
+        columns = [column.tolist() for column in step.outputs.get("logprobs", ())]
+        for row, request in enumerate(step.batch.requests):
+            logprobs = None
+            if request.logprobs is not None:
+                chosen_one, ids, values = (column[row] for column in columns)
+                n = request.logprobs
+                logprobs = TokenLogprobs(chosen_one, tuple(zip(ids[:n], values[:n], strict=True)))
+            error = None if finite[row] else self._not_finite(f"at token {step.index[row] + 1} of the answer")
+            yield Chosen(tokens[row], logprobs, error)
 
-def _read_logprobs(step: _Step) -> TokenLogprobs | None:
-    if step.logprobs is None:
-        return None
-    chosen, ids, values = (array.tolist() for array in step.logprobs)
-    return TokenLogprobs(chosen[0], tuple(zip(ids[0], values[0], strict=True)))  # type: ignore[index,arg-type]
+    def _batch(self, sequences: Rows[Sequence], requests: Rows[Request], rows: int) -> Batch:
+        return Batch.of(sequences, requests, rows, self._model.config.vocab_size)
+
+    def _step(self, batch: Batch, index: tuple[int, ...], tokens: mx.array, history: Arrays) -> Step:
+        return Step(batch, index, self.memory.decode(batch, index, tokens, history))
+
+    def _exact(self, step: Step) -> Step:
+        """Choose again, among the whole vocabulary, where the likeliest tokens did not do for some row."""
+        outputs, batch = step.outputs, step.batch
+        if "exact" not in outputs or all(outputs["exact"].tolist()[: len(batch.sequences)]):
+            return step
+        sampler = Sampler(batch.sampler.values, batch.vocab)
+        again = chosen(outputs["logits"], sampler, outputs["history"], batch.column(step.index), batch.logprobs)
+        chosen_again = Step(batch, step.index, again)
+        mx.eval(chosen_again.awaited)
+        return chosen_again
+
+    def _not_finite(self, where: str) -> NonFiniteLogitsError:
+        dtype = dtype_name(self._model.dtype)
+        return NonFiniteLogitsError(
+            f"the network produced inf or NaN {where}; it computes in {dtype}: try --dtype bfloat16 or float32"
+        )

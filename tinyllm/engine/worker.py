@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from time import perf_counter
+from typing import TypeVar, cast
 
 from tinyllm._mx import mx
 from tinyllm.engine.engine import Engine
 from tinyllm.engine.request import Output, Request
 
+T = TypeVar("T")
 _Command = Callable[["_Loop"], None]
 
 
@@ -81,6 +83,28 @@ class EngineWorker:
             raise RuntimeError("the engine is closed")
         return ticket
 
+    def call(self, function: Callable[[Engine], T]) -> T:
+        """Run a function on the engine, in its thread and between steps, and return or raise what it does.
+
+        Raises RuntimeError where there is no engine.
+        """
+        done: SimpleQueue[tuple[T | None, Exception | None]] = SimpleQueue()
+
+        def command(loop: _Loop) -> None:
+            try:
+                done.put((function(loop.engine), None))
+            except Exception as error:
+                _clear_variables(error)
+                done.put((None, error))
+
+        self._commands.put(command)
+        if not (self._finalizer.alive and self._thread.is_alive()):
+            raise RuntimeError("the engine is closed")
+        result, error = done.get()
+        if error is not None:
+            raise error
+        return cast(T, result)
+
     def close(self) -> None:
         """Cancel every request, stop the thread after the step that it is in, free its memory; twice is no error."""
         self._finalizer()
@@ -116,20 +140,21 @@ class _Loop:
 
     def run(self) -> None:
         try:
-            self._engine = self._load()
+            self.engine = self._load()
         except BaseException as error:  # delivered to the thread that waits for the engine
             _clear_variables(error)
             self._loaded.put(error)
         else:
             self._loaded.put(None)
             self._serve()
-            del self._engine
+            self.engine.close()
+            del self.engine
         mx.clear_cache()
 
     def _serve(self) -> None:
         while self._obey():
             try:
-                for output in self._engine.step():
+                for output in self.engine.step():
                     self._deliver(output)
             except Exception as error:  # delivered to every request that it ends
                 self._fail_all(error)
@@ -138,20 +163,20 @@ class _Loop:
 
     def add(self, ticket: Ticket) -> None:
         try:
-            self._tickets[self._engine.add(ticket.request)] = ticket
+            self._tickets[self.engine.add(ticket.request)] = ticket
         except Exception as error:  # of whatever kind: the thread must outlive it
             ticket.put(error)
 
     def cancel(self, ticket: Ticket) -> None:
         for request_id in [i for i, known in self._tickets.items() if known is ticket]:
-            self._engine.cancel(request_id)
+            self.engine.cancel(request_id)
             self._deliver(Output(request_id, None, perf_counter(), "cancelled"))
 
     def _obey(self) -> bool:
         """Carry out the commands that wait, or wait for one where there is nothing to do; False ends the loop."""
         while True:
             try:
-                command = self._commands.get(block=not self._engine.has_work)
+                command = self._commands.get(block=not self.engine.has_work)
             except Empty:
                 return True
             if command is None:
@@ -164,7 +189,7 @@ class _Loop:
         ticket.put(output)
 
     def _fail_all(self, error: Exception) -> None:
-        for request_id, ticket in self._tickets.items():
-            self._engine.cancel(request_id)
+        self.engine.reset()
+        for ticket in self._tickets.values():
             ticket.put(error)
         self._tickets.clear()

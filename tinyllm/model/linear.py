@@ -34,18 +34,14 @@ class Projections:
     """Projections of the same x: as one product where `features` and their packing allow, else one after another."""
 
     def __init__(self, modules: tuple[str, ...], weights: WeightStore, features: ModelFeatures) -> None:
-        widths = [weights.shape(f"{module}.weight")[0] for module in modules]
-        if features.fused_projections and weights.joinable(*modules):
-            self._linears = [Linear(modules, weights, features)]
-        else:
-            self._linears = [Linear((module,), weights, features) for module in modules]
-        self._splits = [sum(widths[: i + 1]) for i in range(len(widths) - 1)]
+        joined = features.fused_projections and weights.joinable(*modules)
+        groups = [modules] if joined else [(module,) for module in modules]
+        self._linears = [Linear(group, weights, features) for group in groups]
 
-    def __call__(self, x: mx.array) -> list[mx.array]:
-        """Map x (..., in) to one (..., out) a module."""
-        if len(self._linears) == 1:
-            return list(mx.split(self._linears[0](x), self._splits, axis=-1))
-        return [project(x) for project in self._linears]
+    def __call__(self, x: mx.array) -> mx.array:
+        """Map x (..., in) to the outputs of all, side by side: (..., out + out + ...)."""
+        outputs = [project(x) for project in self._linears]
+        return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=-1)
 
 
 class Embedding:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from tinyllm._mx import mx
@@ -14,21 +13,43 @@ from tinyllm.model.transformer import ModelForCausalLM
 from tinyllm.ops.features import ModelFeatures
 
 
+@dataclass(frozen=True)
+class OpenedModel:
+    """A checkpoint whose headers are checked and whose form is decided; no weight is read yet."""
+
+    config: Config
+    weights: WeightStore
+    features: ModelFeatures
+    dtype: mx.Dtype
+
+    def load(self) -> ModelForCausalLM:
+        """Read the weights."""
+        model = ModelForCausalLM(self.config, self.weights, self.features)
+        mx.clear_cache()  # what casting and joining left behind
+        return model
+
+
 def load_model(
     path: str | Path, features: ModelFeatures | None = None, *, dtype: mx.Dtype | None = None
 ) -> ModelForCausalLM:
-    """Load the checkpoint in a folder onto the default device.
+    """Load the checkpoint in a folder onto the default device; see `open_model`."""
+    return open_model(path, features, dtype=dtype).load()
+
+
+def open_model(
+    path: str | Path, features: ModelFeatures | None = None, *, dtype: mx.Dtype | None = None
+) -> OpenedModel:
+    """Read the config and the headers of the checkpoint in a folder, for the default device.
 
     `dtype` is what the network computes in; by default the stored one on a GPU and float32 on a CPU, where half
-    precision is both slow and rough. Raises ConfigError and CheckpointError before any weight is read.
+    precision is both slow and rough. Raises ConfigError and CheckpointError.
     """
     config = Config.from_json_file(path)
     store = WeightStore.from_path(path, config)
     dtype = dtype or default_dtype(store)
     store = store.cast(dtype, expand=_expands(store, config))
-    model = ModelForCausalLM(config, store, _chosen(features or ModelFeatures(), dtype))
-    mx.clear_cache()  # what casting and joining left behind
-    return model
+    features = (features or ModelFeatures()).settled(on_cpu=on_cpu(), float32=dtype == mx.float32)
+    return OpenedModel(config, store, features, dtype)
 
 
 def default_dtype(store: WeightStore) -> mx.Dtype:
@@ -39,13 +60,6 @@ def default_dtype(store: WeightStore) -> mx.Dtype:
 def on_cpu() -> bool:
     """Whether MLX computes on the CPU."""
     return bool(mx.default_device() == mx.Device(mx.DeviceType.cpu))
-
-
-def _chosen(features: ModelFeatures, dtype: mx.Dtype) -> ModelFeatures:
-    """Decide what `features` leave open: MLX's exponential is slow on a CPU under Linux only."""
-    if features.polynomial_exp is not None:
-        return features
-    return replace(features, polynomial_exp=on_cpu() and sys.platform == "linux" and dtype == mx.float32)
 
 
 def _expands(store: WeightStore, config: Config) -> bool:

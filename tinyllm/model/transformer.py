@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, overload
 
 from tinyllm._mx import mx
 from tinyllm.checkpoint.weights import WeightStore
 from tinyllm.config.config import Config
+from tinyllm.kv.cache import LayerCache
 from tinyllm.kv.full import TinyKvFullCache
+from tinyllm.kv.paged import PAGE_SIZE
+from tinyllm.kv.pools import KvPools, PagedCaches
 from tinyllm.model.attention import Attention
 from tinyllm.model.linear import Embedding, Linear
 from tinyllm.model.mlp import MLP
 from tinyllm.model.norm import RMSNorm
 from tinyllm.ops.features import ModelFeatures
+from tinyllm.ops.rope import Offset, Positions
 
 
 class TransformerBlock:
@@ -30,8 +34,8 @@ class TransformerBlock:
     def __call__(
         self,
         x: mx.array,
-        offset: int | mx.array,
-        cache: TinyKvFullCache | None,
+        offset: Offset,
+        cache: LayerCache | None,
         mask: mx.array | None = None,
     ) -> mx.array:
         """Map x (batch, seq, hidden) at positions from `offset` on to the same shape, appending to `cache`."""
@@ -47,6 +51,7 @@ class ModelForCausalLM:
         self.config = config
         self.features = features
         self.dtype = weights.dtype or weights.stored_dtype
+        self._pools: dict[int, KvPools] = {}
         self.embed_tokens = Embedding("model.embed_tokens", weights, features)
         self.layers = [TransformerBlock(i, config, weights, features) for i in range(config.num_hidden_layers)]
         self.norm = RMSNorm("model.norm", config.rms_norm_eps, weights, features)
@@ -58,7 +63,7 @@ class ModelForCausalLM:
         self,
         inputs: mx.array,
         offset: int | mx.array = 0,
-        cache: Sequence[TinyKvFullCache] | None = None,
+        cache: Sequence[LayerCache] | None = None,
         logits_to_keep: int | None = None,
     ) -> mx.array:
         """Score the token after each of `inputs` (batch, seq), which start at position `offset`: (batch, seq, vocab).
@@ -67,24 +72,40 @@ class ModelForCausalLM:
         `logits_to_keep` scores only the last so many positions. Raises ValueError if `offset` is not where a cache
         that is not empty ends.
         """
-        caches = self.create_kv_cache() if cache is None else cache
-        _check_offset(offset, caches)
+        caches: Sequence[LayerCache] = self.create_kv_cache() if cache is None else cache
+        _check_offset(offset, caches[0].offset)
         x = self.embed_tokens(inputs)
+        positions = Positions(offset, inputs.shape[1])
         for block, layer_cache in zip(self.layers, caches, strict=True):
-            x = block(x, offset, layer_cache)
+            x = block(x, positions, layer_cache)
         if logits_to_keep is not None:
             x = x[:, x.shape[1] - min(logits_to_keep, x.shape[1]) :]
         return self._head(self.norm(x))
 
-    def create_kv_cache(self, mode: Literal["dense"] = "dense") -> list[TinyKvFullCache]:
-        """Make an empty cache for each layer."""
-        if mode != "dense":
-            raise ValueError(f"there is no cache of mode {mode!r}; tinyllm has 'dense'")
-        return [TinyKvFullCache() for _ in self.layers]
+    @overload
+    def create_kv_cache(self, mode: Literal["dense"] = "dense") -> list[TinyKvFullCache]: ...
+
+    @overload
+    def create_kv_cache(self, mode: Literal["paged"], page_size: int = PAGE_SIZE) -> PagedCaches: ...
+
+    def create_kv_cache(
+        self, mode: Literal["dense", "paged"] = "dense", page_size: int = PAGE_SIZE
+    ) -> list[TinyKvFullCache] | PagedCaches:
+        """Make an empty cache for each layer.
+
+        Paged ones are views of a sequence on pools that are made on the first call and shared by later ones; trim,
+        fork and release belong to the list as a whole.
+        """
+        if mode == "dense":
+            return [TinyKvFullCache() for _ in self.layers]
+        if mode != "paged":
+            raise ValueError(f"there is no cache of mode {mode!r}; tinyllm has 'dense' and 'paged'")
+        if page_size not in self._pools:
+            self._pools[page_size] = KvPools(self.config, page_size)
+        return self._pools[page_size].caches()
 
 
-def _check_offset(offset: int | mx.array, caches: Sequence[TinyKvFullCache]) -> None:
-    held = caches[0].offset
+def _check_offset(offset: int | mx.array, held: int | None) -> None:
     if not held:
         return
     agrees = offset == held if isinstance(offset, int) else bool(mx.all(offset == held).item())

@@ -1,13 +1,26 @@
-"""Activations of feed-forward networks."""
+"""Activations of feed-forward networks, with the product that gates them."""
 
 from __future__ import annotations
 
+from functools import partial
+
 from tinyllm._mx import mx
-from tinyllm.ops.exp import LEAST_SIZE, polynomial_exp
+from tinyllm.ops.exp import exp
 
 
-def silu(x: mx.array, *, polynomial: bool = False) -> mx.array:
-    """x * sigmoid(x), element by element (arXiv 1702.03118); `polynomial` is for many elements of float32."""
-    if polynomial and x.size >= LEAST_SIZE:
-        return x / (1 + polynomial_exp(-x))
-    return x * mx.sigmoid(x)
+def swiglu(gate: mx.array, up: mx.array, *, fused: bool = False, polynomial_exp: bool = False) -> mx.array:
+    """Return silu(gate) * up, element by element (arXiv 2002.05202).
+
+    `fused` compiles it into one kernel; `polynomial_exp` is for float32 on a CPU.
+    """
+    if polynomial_exp:
+        return gate / (1 + exp(-gate)) * up
+    return swiglu_fused(gate, up) if fused else swiglu_reference(gate, up)
+
+
+def swiglu_reference(gate: mx.array, up: mx.array) -> mx.array:
+    """The same in plain operations: silu(x) is x * sigmoid(x) (arXiv 1702.03118)."""
+    return gate * mx.sigmoid(gate) * up
+
+
+swiglu_fused = partial(mx.compile, shapeless=True)(swiglu_reference)

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tinyllm._mx import mx
-from tinyllm.ops import exp
+from tinyllm.ops.exp import exp
+
+_BLOCK = 128  # causal queries of one product on a CPU
 
 Mask = mx.array | Literal["causal"] | None
 
@@ -36,7 +38,7 @@ def attention(
     `mask` is boolean (True is seen) or additive, and broadcasts to (batch, heads, seq, keys); with "causal" the last
     query sees the last key. The softmax is taken in float32. Returns (batch, heads, seq, head_dim).
     """
-    if polynomial_exp and q.shape[1] * q.shape[2] * k.shape[2] >= exp.LEAST_SIZE:
+    if polynomial_exp:
         return attention_polynomial(q, k, v, scale=scale, mask=mask)
     if fused:
         return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
@@ -44,13 +46,25 @@ def attention(
 
 
 def attention_polynomial(q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: Mask) -> mx.array:
-    """The same in plain operations with `polynomial_exp`, for float32 on a CPU; a group of heads is one product."""
+    """The same in plain operations with `ops.exp`, for float32 on a CPU; a group of heads is one product.
+
+    Causal queries are taken a block at a time, with the keys that the block sees: scores of keys after it are not
+    computed, and those of a block stay in the processor's cache.
+    """
     batch, heads, seq, head_dim = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
+    if isinstance(mask, str) and seq > _BLOCK:
+        blocks = []
+        for start in range(0, seq, _BLOCK):
+            end = min(start + _BLOCK, seq)
+            seen = keys - seq + end
+            block = (q[:, :, start:end], k[:, :, :seen], v[:, :, :seen])
+            blocks.append(attention_polynomial(*block, scale=scale, mask=mask))
+        return mx.concatenate(blocks, axis=2)
     rows = (batch, kv_heads, heads // kv_heads * seq)
     scores = (q * scale).reshape(*rows, head_dim) @ k.swapaxes(-1, -2)
     scores = _masked(scores.reshape(batch, heads, seq, keys), mask)
-    weights = exp.polynomial_exp(scores - scores.max(axis=-1, keepdims=True)).reshape(*rows, keys)
+    weights = exp(scores - scores.max(axis=-1, keepdims=True)).reshape(*rows, keys)
     return ((weights @ v) / weights.sum(axis=-1, keepdims=True)).reshape(q.shape)
 
 

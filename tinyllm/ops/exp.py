@@ -1,28 +1,39 @@
-"""The exponential, for a CPU under Linux, where MLX's own takes 26 ns an element and so most of a prefill."""
+"""The exponential of float32 for a CPU under Linux, where MLX's own takes 26 ns an element.
+
+That made sigmoid and softmax most of a prefill, and the largest part of a decode step after the matrix products.
+"""
 
 from __future__ import annotations
 
+import math
+
 from tinyllm._mx import mx
 
-LEAST_SIZE = 1 << 14  # of arrays that it pays for: on fewer elements seventeen operations cost more than they save
+LEAST_SIZE = 1 << 14  # of arrays on which seventeen quick operations take less time than one of 12 ns an element
 
 _LOG2_E = 1.44269504
 # 2 ** f for |f| <= 1/2 to a relative error of 8e-8: a weighted least-squares fit, the highest power first.
 _COEFFICIENTS = (0.001327647, 0.009675541, 0.05550713, 0.2402212, 0.69314694, 1.0000001)
 _LOWEST, _HIGHEST = -125.0, 126.0  # powers of two whose product with 2 ** f is a normal float32
 _MANTISSA_BITS = 23
+_ROUNDER = 1.5 * (1 << _MANTISSA_BITS)  # its sum with a small number has the nearest integer in the lowest bits
+
+
+def exp(x: mx.array) -> mx.array:
+    """Return e ** x of float32, by whichever way is the quickest for as many elements; both fuse in `mx.compile`."""
+    return polynomial_exp(x) if x.size >= LEAST_SIZE else mx.power(math.e, x)
 
 
 def polynomial_exp(x: mx.array) -> mx.array:
     """Return e ** x of float32 in plain operations, its exponent held between -125 and 126 in base two.
 
     e ** x = 2 ** n 2 ** f for x log2(e) = n + f: n is added to the exponent's bits of a polynomial in f. The relative
-    error is below 2e-7 (1 + |x|).
+    error is below 2e-7 (1 + |x|). Rounding is a sum and a difference, which compilers vectorise on every processor.
     """
     power = mx.clip(x * _LOG2_E, _LOWEST, _HIGHEST)
-    n = mx.round(power)
-    f = power - n
+    rounded = power + _ROUNDER
+    f = power - (rounded - _ROUNDER)
     p = f * _COEFFICIENTS[0] + _COEFFICIENTS[1]
     for coefficient in _COEFFICIENTS[2:]:
         p = p * f + coefficient
-    return (p.view(mx.int32) + mx.left_shift(n.astype(mx.int32), _MANTISSA_BITS)).view(mx.float32)
+    return (p.view(mx.int32) + mx.left_shift(rounded.view(mx.int32), _MANTISSA_BITS)).view(mx.float32)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
 class ModelFeatures:
     """Each field chooses a fast path; switched off, its readable reference runs instead, with the same logits.
 
-    `fused_projections` multiplies by q, k and v (and by gate and up) as one matrix. `polynomial_exp` computes the
-    exponentials of prompts in plain float32 operations, which is faster than MLX's own on a CPU under Linux; None
-    leaves that to `load_model`.
+    `fused_projections` multiplies by q, k and v (and by gate and up) as one matrix. What is None is faster on some
+    devices only, and left to `load_model`, which says `settled`: `fused_activation` compiles gate and up into one
+    kernel; `rope_tables` rotates all layers by the same sines, in place of `fused_rope`; `polynomial_exp` computes
+    exponentials in plain float32 operations.
     """
 
     fused_norm: bool = True
@@ -20,7 +22,23 @@ class ModelFeatures:
     fused_attention: bool = True
     fused_projections: bool = True
     quantized_matmul: bool = True
+    fused_activation: bool | None = None
+    rope_tables: bool | None = None
     polynomial_exp: bool | None = None
+
+    def settled(self, *, on_cpu: bool, float32: bool) -> ModelFeatures:
+        """Return the features with what is left open decided, for a device and for the type that is computed in.
+
+        On a CPU, `mx.fast.rope` is a dozen operations, sines included, and a compiled kernel first waits for a
+        compiler. MLX's exponential is slow under Linux.
+        """
+        plain = on_cpu and float32 and sys.platform == "linux"
+        return replace(
+            self,
+            fused_activation=not on_cpu if self.fused_activation is None else self.fused_activation,
+            rope_tables=plain if self.rope_tables is None else self.rope_tables,
+            polynomial_exp=plain if self.polynomial_exp is None else self.polynomial_exp,
+        )
 
     @classmethod
     def reference(cls) -> ModelFeatures:
@@ -31,6 +49,8 @@ class ModelFeatures:
             fused_attention=False,
             fused_projections=False,
             quantized_matmul=False,
+            fused_activation=False,
+            rope_tables=False,
             polynomial_exp=False,
         )
 

@@ -69,40 +69,81 @@ def _yarn_wavelengths(plain: Sequence[float], rope: RopeConfig, scaling: YarnSca
     return [w / (stretch / scaling.factor + (1 - stretch)) for w, stretch in zip(plain, ramp, strict=True)]
 
 
+class Positions:
+    """Where the tokens of a forward stand: from `offset` on, which is one for all rows or an array (batch,).
+
+    Made once for all layers, it computes the tables of each kind of rotation once.
+    """
+
+    def __init__(self, offset: int | mx.array, seq: int) -> None:
+        self.offset = offset
+        self.seq = seq
+        self._tables: dict[RopeConfig, tuple[mx.array, mx.array]] = {}
+
+    @classmethod
+    def of(cls, offset: Offset, seq: int) -> Positions:
+        """Return `offset` itself where it is the positions already."""
+        return offset if isinstance(offset, Positions) else cls(offset, seq)
+
+    def table(self, config: RopeConfig) -> tuple[mx.array, mx.array]:
+        """Return what `rotate` multiplies by, twice (batch or 1, 1, seq, dims) in float32."""
+        if config not in self._tables:
+            self._tables[config] = self._table(config)
+        return self._tables[config]
+
+    def _table(self, config: RopeConfig) -> tuple[mx.array, mx.array]:
+        first = mx.array(self.offset).reshape(-1, 1, 1, 1)
+        positions = first + mx.arange(self.seq).reshape(1, 1, -1, 1)
+        angles = positions.astype(mx.float32) / mx.array(rope_wavelengths(config), dtype=mx.float32)
+        factor = rope_attention_factor(config)
+        cos, sin = mx.cos(angles) * factor, mx.sin(angles) * factor
+        return mx.concatenate([cos, cos], axis=-1), mx.concatenate([-sin, sin], axis=-1)
+
+
+Offset = int | mx.array | Positions
+
+
 class Rope:
-    """The rotation of one kind of layer, applied to q or k of shape (batch, heads, seq, head_dim)."""
+    """The rotation of one kind of layer, applied to the heads of q and k, (batch, heads, seq, head_dim)."""
 
     def __init__(self, config: RopeConfig, *, fused: bool = True) -> None:
-        self.dims = config.dims
-        self.fused = fused
-        self.wavelengths = mx.array(rope_wavelengths(config), dtype=mx.float32)
-        self.attention_factor = rope_attention_factor(config)
+        self._config = config
+        self._fused = fused
+        self._wavelengths = mx.array(rope_wavelengths(config), dtype=mx.float32)
+        self._attention_factor = rope_attention_factor(config)
 
-    def __call__(self, x: mx.array, offset: int | mx.array) -> mx.array:
-        """Rotate `x`, whose first position is `offset`: one for all rows, or an array (batch,)."""
-        x = self._scaled(x)
-        if self.fused:
-            return mx.fast.rope(
-                x, self.dims, traditional=False, base=None, scale=1.0, offset=offset, freqs=self.wavelengths
-            )
-        return rotate_reference(x, self.dims, self.wavelengths, offset)
+    def __call__(self, x: mx.array, offset: Offset) -> mx.array:
+        """Rotate `x` (batch, heads, seq, head_dim), which starts at position `offset`."""
+        positions = Positions.of(offset, x.shape[2])
+        if not self._fused:
+            return rotate(x, *positions.table(self._config))
+        return mx.fast.rope(
+            self._scaled(x),
+            self._config.dims,
+            traditional=False,
+            base=None,
+            scale=1.0,
+            offset=positions.offset,
+            freqs=self._wavelengths,
+        )
 
     def _scaled(self, x: mx.array) -> mx.array:
-        if self.attention_factor == 1.0:
+        dims = self._config.dims
+        if self._attention_factor == 1.0:
             return x
-        if self.dims == x.shape[-1]:
-            return x * self.attention_factor
-        return mx.concatenate([x[..., : self.dims] * self.attention_factor, x[..., self.dims :]], axis=-1)
+        if dims == x.shape[-1]:
+            return x * self._attention_factor
+        return mx.concatenate([x[..., :dims] * self._attention_factor, x[..., dims:]], axis=-1)
 
 
-def rotate_reference(x: mx.array, dims: int, wavelengths: mx.array, offset: int | mx.array) -> mx.array:
-    """Rotate the first `dims` elements of x (batch, heads, seq, head_dim) in plain operations, in float32."""
-    first = mx.array(offset).reshape(-1, 1, 1, 1)
-    positions = first + mx.arange(x.shape[2]).reshape(1, 1, -1, 1)
-    angles = positions.astype(mx.float32) / wavelengths
-    cos, sin = mx.cos(angles), mx.sin(angles)
-    half = dims // 2
-    a = x[..., :half].astype(mx.float32)
-    b = x[..., half:dims].astype(mx.float32)
-    rotated = mx.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
-    return rotated if dims == x.shape[-1] else mx.concatenate([rotated, x[..., dims:]], axis=-1)
+def rotate(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
+    """Rotate the first elements of x (batch, heads, seq, head_dim) by a table of `Positions`, in plain operations.
+
+    The pair (a, b) becomes (a cos - b sin, b cos + a sin), in float32; the minus stands in the table.
+    """
+    dims = cos.shape[-1]
+    turned, rest = mx.split(x, [dims], axis=-1)
+    halves = turned.reshape(*turned.shape[:-1], 2, dims // 2)
+    swapped = halves[..., ::-1, :].reshape(turned.shape)
+    rotated = (turned * cos + swapped * sin).astype(x.dtype)
+    return mx.concatenate([rotated, rest], axis=-1) if rest.size else rotated

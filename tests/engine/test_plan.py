@@ -1,0 +1,316 @@
+"""What a plan promises holds: of the bytes that it counts, of the pages that it hands out, of what it advises."""
+
+from __future__ import annotations
+
+import gc
+import re
+from bisect import bisect_left
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tinyllm._mx import mx
+from tinyllm.config.config import Config
+from tinyllm.engine.engine import Engine
+from tinyllm.engine.plan import MemoryPlan, describe, make_plan, read_size, table
+from tinyllm.engine.request import Request, SamplingParams
+from tinyllm.errors import ContextLengthError, DoesNotFitError, UsageError
+from tinyllm.kv.manager import PageManager
+from tinyllm.kv.pages import PageKind
+from tinyllm.model.load import load_model
+
+GIB = 2**30
+WEIGHTS = 10 * 2**20
+# 2 layers, 2 kv heads of 8, keys and values, float32.
+A_TOKEN = 2 * 2 * 8 * 2 * 4
+MIXED = {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 300, "max_window_layers": 1}
+
+
+def config(**overrides: Any) -> Config:
+    return Config.from_dict(tiny.config(**{"max_position_embeddings": 8192, **overrides}))
+
+
+def plan(of: Config | None = None, **overrides: Any) -> MemoryPlan:
+    given = {"weight_bytes": WEIGHTS, "itemsize": 4, "available_bytes": GIB, **overrides}
+    return make_plan(of or config(), **given)
+
+
+def refusal(of: Config | None = None, **overrides: Any) -> str:
+    with pytest.raises(DoesNotFitError) as caught:
+        plan(of, **overrides)
+    return str(caught.value)
+
+
+def pages_bytes(made: MemoryPlan) -> int:
+    return sum(kind.ceiling_pages * kind.page_bytes for kind in made.kinds)
+
+
+def test_with_room_for_it_the_context_is_the_models_and_15_percent_are_left() -> None:
+    made = plan()
+    assert made.context == 8192
+    assert made.token_bytes == A_TOKEN
+    assert made.sequence_bytes == 8192 * A_TOKEN
+    [kind] = made.kinds
+    assert (kind.kv_heads, kind.head_dim, kind.window, kind.layers) == (2, 8, None, 2)
+    assert kind.page_bytes == 128 * A_TOKEN
+    assert 0 <= made.budget_bytes - pages_bytes(made) < kind.page_bytes
+    assert 0 <= 0.85 * GIB - made.wired_bytes < 2 * kind.page_bytes
+    assert made.sequences == (kind.ceiling_pages - 1) // 64
+
+
+def test_half_the_bytes_an_element_is_half_the_cache() -> None:
+    assert plan(itemsize=2).token_bytes == A_TOKEN // 2
+
+
+def test_the_context_is_what_the_memory_holds_where_that_is_less() -> None:
+    available = WEIGHTS + 40 * 2**20
+    made = plan(available_bytes=available)
+    assert 257 <= made.context < 8192
+    assert made.sequences == 1
+    assert plan(available_bytes=available, max_context=made.context).context == made.context
+
+
+def test_the_headroom_is_given_up_where_a_chunk_of_a_prompt_would_not_fit_otherwise() -> None:
+    least = bisect_left(range(2**26), True, key=lambda n: fits(available_bytes=WEIGHTS + n))
+    made = plan(available_bytes=WEIGHTS + least)
+    assert made.context >= 257
+    assert 0.85 * made.available_bytes < made.wired_bytes <= made.available_bytes
+
+
+def fits(**overrides: Any) -> bool:
+    try:
+        plan(**overrides)
+    except DoesNotFitError:
+        return False
+    return True
+
+
+def test_a_model_of_few_positions_needs_no_more_than_those() -> None:
+    assert plan(config(max_position_embeddings=16)).context == 16
+
+
+def test_what_is_asked_for_must_fit_for_each_row_of_a_batch() -> None:
+    available = WEIGHTS + 208 * 2**20
+    assert plan(available_bytes=available, max_context=8000).sequences >= 1
+    message = refusal(available_bytes=available, max_context=8000, batch=8)
+    assert message.startswith("the model needs ") and "KV cache 15.8 MiB for 8 sequences of 8,000 tokens" in message
+    advised = int(
+        re.search(r"and 0.2 GiB are free: a context of ([\d,]+) tokens would fit$", message)[1].replace(",", "")
+    )  # type: ignore[index]
+    assert plan(available_bytes=available, max_context=advised, batch=8).sequences >= 8
+    assert refusal(available_bytes=available, max_context=advised + 1, batch=8)
+    assert plan(available_bytes=available, batch=8).sequences == 1
+
+
+def test_weights_that_do_not_fit_ask_for_another_machine() -> None:
+    message = refusal(weight_bytes=40 * GIB, available_bytes=16 * GIB, name="big")
+    assert message.startswith("big needs ") and "(weights 40.0 GiB, and " in message
+    assert re.search(r"16.0 GiB are free: it takes a machine with [\d.]+ GiB free, or a smaller model$", message)
+
+
+def test_a_budget_is_a_ceiling_that_shortens_the_context() -> None:
+    made = plan(kv_budget=2**19)
+    assert made.budget_bytes == 2**19
+    assert made.context == (2**19 // made.kinds[0].page_bytes - 1) * 128
+    message = refusal(kv_budget=2**19, max_context=8192)
+    assert message == (
+        "the model needs a KV cache of 2.0 MiB for 8,192 tokens, and its budget is 0.5 MiB:"
+        f" a context of {made.context:,} tokens would fit"
+    )
+
+
+def test_a_budget_in_percent_is_of_what_weights_and_workspace_leave() -> None:
+    whole, half = (plan(kv_budget=Fraction(share)) for share in (1, 0.5))
+    assert abs(half.budget_bytes - whole.budget_bytes / 2) <= 1
+    assert 0 <= GIB - whole.wired_bytes < whole.kinds[0].page_bytes
+
+
+def test_a_budget_beyond_the_memory_is_refused_with_what_is_left() -> None:
+    message = refusal(kv_budget=2 * GIB)
+    left = re.fullmatch(
+        r"the model cannot have a KV budget of 2\.0 GiB: weights 10\.0 MiB \+ workspace .* leave (\d+ MiB), of"
+        r" 1\.0 GiB that are free",
+        message,
+    )
+    assert left is not None
+    assert plan(kv_budget=read_size("", left[1])).context == 8192
+
+
+# Fault 51: a context or an answer of a thousand million tokens.
+def test_a_context_beyond_the_models_is_refused_and_a_boundless_model_takes_what_there_is() -> None:
+    with pytest.raises(ContextLengthError, match=r"can attend to 8,192 tokens: a context of 1,000,000,000 is too"):
+        plan(max_context=10**9)
+    boundless = config(max_position_embeddings=10**9)
+    assert plan(boundless).context < GIB // A_TOKEN
+    assert plan(boundless).sequences == 1
+
+
+@pytest.mark.parametrize("wrong", [{"max_context": 0}, {"max_context": -1}, {"batch": 0}])
+def test_counts_below_one_are_usage_errors(wrong: dict[str, int]) -> None:
+    with pytest.raises(UsageError, match="must be 1 or more"):
+        plan(**wrong)
+
+
+def test_windowed_layers_hold_a_window_and_a_chunk_of_a_long_context() -> None:
+    made = plan(config(**MIXED))
+    full, windowed = made.kinds
+    assert (full.window, full.layers, full.sequence_pages) == (None, 1, 64)
+    assert (windowed.window, windowed.layers, windowed.sequence_pages) == (300, 1, 6)  # ceil(556 / 128) + 1
+    assert (full.ceiling_pages - 1) / (windowed.ceiling_pages - 1) == pytest.approx(64 / 6, rel=0.01)
+    assert made.sequence_bytes == 64 * full.page_bytes + 6 * windowed.page_bytes
+    short = plan(config(**MIXED), max_context=200)
+    assert [kind.sequence_pages for kind in short.kinds] == [2, 2]
+
+
+def test_a_gpu_makes_no_array_of_scores() -> None:
+    fused, plain = (plan(fused_attention=fused, kv_budget=2**22) for fused in (True, False))
+    assert plain.workspace_bytes - fused.workspace_bytes == 6 * 4 * 256 * 8192 * 4
+
+
+@settings(max_examples=60)
+@given(
+    window=st.sampled_from([None, 40, 1000]),
+    layers=st.integers(1, 6),
+    spare=st.integers(0, 2**26),
+    page_size=st.sampled_from([32, 128]),
+    batch=st.integers(1, 9),
+    max_context=st.none() | st.integers(1, 8192),
+    kv_budget=st.none() | st.integers(1, 2**26) | st.fractions(0, 1),
+    itemsize=st.sampled_from([2, 4]),
+)
+def test_a_plan_fits_and_its_pages_hold_what_it_promises(window: int | None, layers: int, **asked: Any) -> None:
+    overrides = {**MIXED, "sliding_window": window} if window else {}
+    model = config(num_hidden_layers=layers, **overrides)
+    available = WEIGHTS + asked.pop("spare")
+    try:
+        made = plan(model, available_bytes=available, **asked)
+    except DoesNotFitError:
+        return
+    assert made.wired_bytes <= available and WEIGHTS + made.load_bytes <= available
+    assert pages_bytes(made) <= made.budget_bytes
+    sequences = asked["batch"] if asked["max_context"] else 1
+    assert made.sequences >= sequences
+    if (
+        asked["max_context"] is None
+        and asked["kv_budget"] is not None
+        and asked["batch"] == 1
+        and made.context < 8192
+    ):
+        assert refusal(model, available_bytes=available, **{**asked, "max_context": made.context + 1})
+    manager = PageManager(
+        [PageKind(kind.window, kind.ceiling_pages) for kind in made.kinds],
+        page_size=made.page_size,
+        prefill_chunk=256,
+    )
+    assert manager.capacity >= made.context
+    for _ in range(sequences):
+        tables = manager.open([])
+        while tables.length < made.context:
+            end = min(tables.length + 256, made.context)
+            assert manager.reserve(tables, end)
+            manager.advance(tables, end)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2GB", 2 * 10**9),
+        ("512MiB", 2**29),
+        ("1.5 gib", 3 * 2**29),
+        ("800kb", 800_000),
+        (" 12B ", 12),
+        ("1TiB", 2**40),
+        ("40%", Fraction(2, 5)),
+        ("12.5%", Fraction(1, 8)),
+        ("100%", Fraction(1)),
+    ],
+)
+def test_sizes_are_read(text: str, expected: int | Fraction) -> None:
+    size = read_size("--kv-budget", text)
+    assert (size, type(size)) == (expected, type(expected))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "2", "GB", "-2GB", "2 G", "0GB", "0.1B", "0%", "101%", "2GBs", "1e9B", "٢GB", "nan%"]
+)
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"--kv-budget must be a size \(2GB, 512MiB\) or a share up to 100%, not"):
+        read_size("--kv-budget", text)
+
+
+def test_a_plan_is_told_in_a_line_and_in_a_table() -> None:
+    made = plan(config(**MIXED), kv_budget=2**24, max_context=8192)
+    assert describe(made) == (
+        "weights 10.0 MiB + KV cache up to 16.0 MiB (8,192 tokens of context) + workspace 0.2 GiB,"
+        " of 1.0 GiB available"
+    )
+    assert table(made) == [
+        ("weights", "10.0 MiB", "5.4 MiB more while they are read"),
+        ("KV cache", "up to 16.0 MiB", "14 sequences of 8,192 tokens, 256 bytes a token"),
+        ("  1 layers", "14.6 MiB", "2 heads of 8, which see everything"),
+        ("  1 layers", "1.4 MiB", "2 heads of 8, which see the last 300 tokens"),
+        ("workspace", "0.2 GiB", "activations, scores and logits"),
+        ("left free", "0.8 GiB", "of 1.0 GiB available"),
+    ]
+
+
+OPTIONS = {
+    "temperature": 1.0,
+    "top_k": 50,
+    "top_p": 0.9,
+    "repetition_penalty": 1.2,
+    "presence_penalty": 0.5,
+    "seed": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "lengths"),
+    [
+        ({}, [1500]),
+        ({"num_attention_heads": 16, "hidden_size": 128}, [600]),
+        ({"intermediate_size": 2048}, [300]),
+        ({"num_key_value_heads": 8, "num_attention_heads": 8, "hidden_size": 512}, [40, 600, 40, 40]),
+        ({"vocab_size": 30_000}, [30, 30, 30, 30]),
+        (MIXED, [1500]),
+    ],
+    ids=["context", "heads", "width", "gathered pages", "vocabulary", "window"],
+)
+def test_what_running_takes_is_within_the_plan_and_not_far_below(
+    tmp_path: Path, overrides: dict[str, Any], lengths: list[int]
+) -> None:
+    folder = tiny.write_checkpoint(tmp_path, config_overrides={"max_position_embeddings": 4096, **overrides})
+    measured, planned = workspace(folder, lengths)
+    assert measured <= planned < 4 * measured
+
+
+@pytest.mark.real_model
+def test_what_the_embedded_model_takes_is_within_the_plan_and_not_far_below(real_model: Path) -> None:
+    measured, planned = workspace(real_model, [300])
+    assert measured <= planned < 4 * measured
+
+
+def workspace(folder: Path, lengths: list[int]) -> tuple[int, int]:
+    """Return the bytes beside weights and pools that requests of such lengths took at most, and those planned."""
+    gc.collect()  # what earlier tests left behind would go meanwhile
+    start = mx.get_active_memory()
+    mx.reset_peak_memory()
+    model = load_model(folder)
+    weights = mx.get_active_memory() - start
+    asked = {"batch": len(lengths), "max_context": max(lengths) + 8, "weight_bytes": weights}
+    roomy = plan(model.config, available_bytes=8 * GIB, **asked)
+    assert mx.get_peak_memory() - start <= weights + roomy.load_bytes
+    pages = len(lengths) * roomy.sequence_bytes + sum(kind.page_bytes for kind in roomy.kinds)
+    made = plan(model.config, available_bytes=8 * GIB, kv_budget=pages, **asked)
+    engine = Engine(model, ceilings=made.ceilings, share=False)
+    mx.reset_peak_memory()
+    for length in lengths:
+        engine.add(Request((5,) * length, 8, sampling=SamplingParams(**OPTIONS)))
+    while engine.has_work:
+        engine.step()
+    return mx.get_peak_memory() - start - weights - engine.pools.nbytes, made.workspace_bytes

@@ -1,0 +1,35 @@
+"""How a prompt is put to a model, for one prompt or for many: what a command's flags say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tinyllm.llm import LLM, Answer
+
+
+@dataclass(frozen=True)
+class Asking:
+    """`settings` are those of `LLM.generate`; `raw` continues a prompt as it is, with no template around it."""
+
+    settings: Mapping[str, Any]
+    system: str | None
+    template_args: Mapping[str, Any]
+    raw: bool
+
+    def ask(self, llm: LLM, content: str | Sequence[Mapping[str, Any]], **own: Any) -> Answer:
+        """Submit a prompt, or the messages of a conversation; settings of its `own` go before the flags'.
+
+        The system message begins a conversation that has none. Raises TinyllmError, by name, for what the model or
+        its template does not take.
+        """
+        settings = {**self.settings, **own}
+        if isinstance(content, str):
+            if self.raw or llm.tokenizer.chat_template is None:
+                return llm.generate(content, parse_special=self.raw, **settings)
+            content = [{"role": "user", "content": content}]
+        if self.system is not None and content[0].get("role") != "system":
+            content = [{"role": "system", "content": self.system}, *content]
+        return llm.chat(content, template_args=self.template_args, **settings)

@@ -1,0 +1,88 @@
+"""From a folder to an engine: what fits is planned before any weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+
+from tinyllm import hardware
+from tinyllm._mx import mx
+from tinyllm.engine.engine import MAX_ROWS, PREFILL_CHUNK, Engine, KvMode
+from tinyllm.engine.plan import MemoryPlan, make_plan
+from tinyllm.kv.paged import PAGE_SIZE
+from tinyllm.model.load import OpenedModel, on_cpu, open_model
+from tinyllm.ops.features import ModelFeatures
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """How an engine runs a model.
+
+    Up to `batch` requests run at once, by default `MAX_ROWS`. `kv_budget` is the most that the KV cache may take, in
+    bytes or as a share of what is left; `max_context` the most tokens of a request: where it is given, as many as
+    `batch` such requests must fit. `wired` has Metal keep the model's memory resident while it runs. The rest is as
+    `Engine`, `ModelFeatures` and `load_model` have it.
+    """
+
+    batch: int | None = None
+    kv_budget: int | Fraction | None = None
+    max_context: int | None = None
+    wired: bool = True
+    kv: KvMode = "paged"
+    compiled: bool = True
+    share: bool = True
+    features: ModelFeatures = field(default_factory=ModelFeatures)
+    dtype: mx.Dtype | None = None
+
+
+MODES: Mapping[str, EngineSettings] = {
+    "fused": EngineSettings(),
+    "compiled": EngineSettings(),
+    "paged": EngineSettings(),
+    "eager": EngineSettings(compiled=False),
+    "dense": EngineSettings(kv="dense"),
+    "reference": EngineSettings(compiled=False, features=ModelFeatures.reference()),
+}
+"""Ways to run a model, by what sets them apart; the first three are the default, under each of its names."""
+
+
+def load_engine(folder: Path, settings: EngineSettings | None = None) -> Engine:
+    """Load the checkpoint in a folder, and make an engine for it.
+
+    Raises, before any weight is read, what the checkpoint is refused for, and DoesNotFitError, saying what would fit.
+    """
+    settings = settings or EngineSettings()
+    opened = open_model(folder, settings.features, dtype=settings.dtype)
+    plan = plan_memory(opened, settings, name=folder.name)
+    return Engine(
+        opened.load(),
+        kv=settings.kv,
+        compiled=settings.compiled,
+        max_rows=settings.batch or MAX_ROWS,
+        share=settings.share,
+        plan=plan,
+        wired=settings.wired,
+    )
+
+
+def plan_memory(opened: OpenedModel, settings: EngineSettings, *, name: str) -> MemoryPlan:
+    """Plan what a model takes on the default device, from what is free there now."""
+    available = hardware.available_memory()
+    if not on_cpu():
+        working_set = mx.device_info().get("max_recommended_working_set_size")
+        available = available if working_set is None else min(available, int(working_set))
+    return make_plan(
+        opened.config,
+        weight_bytes=opened.weights.memory_bytes,
+        itemsize=opened.dtype.size,
+        available_bytes=available,
+        kv_budget=settings.kv_budget,
+        max_context=settings.max_context,
+        batch=settings.batch or 1,
+        page_size=PAGE_SIZE,
+        prefill_chunk=PREFILL_CHUNK,
+        fused_attention=not on_cpu(),
+        name=name,
+    )

@@ -1,0 +1,183 @@
+"""What sequences leave behind on the device, paged or dense, and the network's way over it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from typing import Protocol
+
+from tinyllm._mx import mx
+from tinyllm.engine.batch import Batch
+from tinyllm.engine.sampling import Arrays, remember
+from tinyllm.engine.scheduler import Chunk, Sequence
+from tinyllm.engine.step import DecodeStep, Layout, Tree, chosen
+from tinyllm.kv.full import TinyKvFullCache
+from tinyllm.kv.paged import carry_out_copies, find_places, rounded_up
+from tinyllm.kv.pools import KvPools
+from tinyllm.model.transformer import ModelForCausalLM
+
+
+class Memory(Protocol):
+    """The keys and values of all sequences."""
+
+    def rows(self, n: int) -> int:
+        """Return how many rows a step of `n` sequences has: padding makes for fewer numbers."""
+
+    def prefill(self, chunk: Chunk) -> mx.array:
+        """Feed a chunk of a prompt; the logits (1, vocab) after it are not computed unless they are evaluated."""
+
+    def arrays(self, sequence: Sequence) -> list[mx.array]:
+        """Return what is to be evaluated for `prefill` to have taken place."""
+
+    def decode(self, batch: Batch, index: Rows[int], tokens: mx.array, history: Arrays) -> Tree:
+        """Build the step that takes `tokens` (rows,) in and chooses those at `index` of the rows' answers."""
+
+    def dispatch(self, outputs: Tree, awaited: list[mx.array]) -> None:
+        """Start computing the step that was built last, and take over what it writes."""
+
+    def undo(self, batch: Batch) -> None:
+        """Forget the step that was built last, which was not dispatched."""
+
+    def nbytes(self, sequence: Sequence) -> int:
+        """Bytes that a sequence takes."""
+
+    def forget(self, request_id: int) -> None:
+        """Let go of what is kept of a sequence, whose tables are the scheduler's to release."""
+
+    def clear(self, pages: Rows[Rows[int]]) -> None:
+        """Set pages, by kind, to zero: what is not finite would reach others even through a weight of zero."""
+
+
+class PagedMemory:
+    """All sequences in the pools of `pools`; a step is one graph over all of its rows, compiled or not."""
+
+    def __init__(self, model: ModelForCausalLM, pools: KvPools, *, compiled: bool) -> None:
+        self._model = model
+        self._pools = pools
+        self._step = DecodeStep(model, compiled=compiled)
+
+    def rows(self, n: int) -> int:
+        """Return `n` rounded up by at most a quarter."""
+        return rounded_up(n)
+
+    def prefill(self, chunk: Chunk) -> mx.array:
+        """Feed a chunk through views of the sequence's pages."""
+        caches = self._pools.caches(chunk.sequence.tables)
+        return self._model(mx.array([chunk.ids]), chunk.start, caches, logits_to_keep=1)[:, -1]
+
+    def arrays(self, sequence: Sequence) -> list[mx.array]:
+        """Return the arrays of all pools."""
+        return [array for pool in self._pools.pools for array in (*pool.keys, *pool.values)]
+
+    def decode(self, batch: Batch, index: Rows[int], tokens: mx.array, history: Arrays) -> Tree:
+        """Build the step, which leaves the pools as they are."""
+        pools = self._pools.pools
+        carry_out_copies(pools)
+        positions = batch.positions(index)
+        places = []
+        for pool, window in zip(pools, self._pools.windows, strict=True):
+            pool.make_room(pool.keys[0])
+            tables = [sequence.tables.by_kind[pool.kind] for sequence in batch.sequences]
+            places.append(find_places(pool, tables, positions, rows=batch.rows, window=window))
+        layout = Layout(
+            layers=self._pools.layers,
+            windows=self._pools.windows,
+            spans=tuple(place.span for place in places),
+            page_size=pools[0].page_size,
+            candidates=batch.sampler.candidates,
+            logprobs=batch.logprobs,
+        )
+        inputs: Tree = {
+            "tokens": tokens,
+            "positions": batch.column(positions),
+            "index": batch.column(index),
+            "ring_index": batch.column(batch.ring_index(positions)),
+            "slots": [mx.array(place.slots) for place in places],
+            "first": [mx.array(place.first) for place in places],
+            "pages": [{} if place.pages is None else mx.array(place.pages) for place in places],
+            "keys": [list(pool.keys) for pool in pools],
+            "values": [list(pool.values) for pool in pools],
+            "history": history,
+            "sampling": batch.sampler.values,
+        }
+        return self._step(layout, inputs)
+
+    def dispatch(self, outputs: Tree, awaited: list[mx.array]) -> None:
+        """Put the arrays that the step gives into the pools, and nowhere else: they can be written to in place."""
+        keys, values = outputs.pop("keys"), outputs.pop("values")
+        for pool in self._pools.pools:
+            pool.keys, pool.values = keys[pool.kind], values[pool.kind]
+        self._step.dispatch(awaited)
+
+    def undo(self, batch: Batch) -> None:
+        """Nothing was changed."""
+
+    def nbytes(self, sequence: Sequence) -> int:
+        """Bytes of the sequence's pages, those that it shares included."""
+        return sum(
+            len(sequence.tables.by_kind[pool.kind].live) * (pool.nbytes // max(pool.pages, 1))
+            for pool in self._pools.pools
+        )
+
+    def forget(self, request_id: int) -> None:
+        """Nothing is kept beside the pages."""
+
+    def clear(self, pages: Rows[Rows[int]]) -> None:
+        """Set pages, by kind, to zero."""
+        for pool in self._pools.pools:
+            pool.clear(pages[pool.kind])
+
+
+class DenseMemory:
+    """A dense cache for each sequence: a step is a forward for each row, one after another."""
+
+    def __init__(self, model: ModelForCausalLM) -> None:
+        self._model = model
+        self._caches: dict[int, list[TinyKvFullCache]] = {}
+
+    def rows(self, n: int) -> int:
+        """Return `n`: nothing is compiled for a number of rows."""
+        return n
+
+    def prefill(self, chunk: Chunk) -> mx.array:
+        """Feed a chunk through the sequence's caches, which are made with its first one."""
+        if chunk.start == 0:
+            self._caches[chunk.sequence.id] = self._model.create_kv_cache()
+        caches = self._caches[chunk.sequence.id]
+        return self._model(mx.array([chunk.ids]), chunk.start, caches, logits_to_keep=1)[:, -1]
+
+    def arrays(self, sequence: Sequence) -> list[mx.array]:
+        """Return the buffers of the sequence's caches."""
+        return [array for layer in self._caches[sequence.id] for array in layer.arrays]
+
+    def decode(self, batch: Batch, index: Rows[int], tokens: mx.array, history: Arrays) -> Tree:
+        """Build the step, whose writes are in the caches from here on."""
+        positions = batch.positions(index)
+        logits = mx.concatenate(
+            [
+                self._model(tokens[row : row + 1, None], position, self._caches[sequence.id])[:, -1]
+                for row, (sequence, position) in enumerate(zip(batch.sequences, positions, strict=True))
+            ]
+        )
+        history = remember(history, tokens, batch.column(batch.ring_index(positions)))
+        return chosen(logits, batch.sampler, history, batch.column(index), batch.logprobs)
+
+    def dispatch(self, outputs: Tree, awaited: list[mx.array]) -> None:
+        """The caches have their arrays already."""
+        mx.async_eval(*awaited)  # type: ignore[no-untyped-call]
+
+    def undo(self, batch: Batch) -> None:
+        """Take the last position of each row back."""
+        for sequence in batch.sequences:
+            for layer in self._caches.get(sequence.id, ()):  # none where the row's request is over
+                layer.trim(1)
+
+    def nbytes(self, sequence: Sequence) -> int:
+        """Bytes of the sequence's caches."""
+        return sum(layer.nbytes for layer in self._caches.get(sequence.id, ()))
+
+    def forget(self, request_id: int) -> None:
+        """Drop the sequence's caches."""
+        self._caches.pop(request_id, None)
+
+    def clear(self, pages: Rows[Rows[int]]) -> None:
+        """Nothing is shared that others could see."""

@@ -1,0 +1,140 @@
+"""A decode step as a function of arrays alone, so that it can be compiled whole.
+
+The step takes a token for each of its rows and gives the next one. All that changes from step to step is an array
+that goes in, or a shape; nothing keeps a reference to a pool's arrays, which go in and come out. What cannot be an
+array (how many rows, which slots a lone sequence reads in place) is the `Layout`, and each layout is compiled once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tinyllm._mx import mx
+from tinyllm.engine.sampling import Arrays, Sampler, choose, log_probabilities, remember
+from tinyllm.kernels import KernelFolder, has_compiler
+from tinyllm.kv.paged import Placement, TinyKvPagedStep
+from tinyllm.model.load import on_cpu
+from tinyllm.model.transformer import ModelForCausalLM
+
+logger = logging.getLogger("tinyllm")
+
+Tree = dict[str, Any]
+"""Arrays in dicts and lists: what goes into a step and comes out of it."""
+
+_MOST_COMPILED = 32
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a step is compiled for, beside the shapes of its arrays.
+
+    `layers` says of each layer of the model which pool it is in, and which of that pool's layers it is; `windows`,
+    `spans` and `page_size` are of the pools: `spans` as in `Placement`, None where pages are gathered.
+    """
+
+    layers: tuple[tuple[int, int], ...]
+    windows: tuple[int | None, ...]
+    spans: tuple[tuple[int, int] | None, ...]
+    page_size: int
+    candidates: int
+    logprobs: int | None
+
+
+class DecodeStep:
+    """The step of one model: compiled for each layout that it meets, or as it is, where no compiler is there either.
+
+    On a GPU, MLX brings its compiler; on a CPU it takes the machine's, and kernels are kept in a `KernelFolder`.
+    """
+
+    def __init__(self, model: ModelForCausalLM, *, compiled: bool) -> None:
+        self._model = model
+        self._kernels: KernelFolder | None = None
+        if compiled and on_cpu():
+            if has_compiler():
+                self._kernels = KernelFolder(mx.__version__)  # type: ignore[attr-defined]
+            else:
+                logger.warning("there is no C++ compiler (g++): decode steps are not compiled, and are slower")
+        self.compiled = compiled and (self._kernels is not None or not on_cpu())
+        self._functions: OrderedDict[Layout, Callable[[Tree], Tree]] = OrderedDict()
+
+    def __call__(self, layout: Layout, inputs: Tree) -> Tree:
+        """Build the graph of a step.
+
+        `inputs` are "tokens", "positions", "index" and "ring_index", each (rows,); by pool, lists of "slots" and
+        "first" (rows,), "pages" (rows, n) or {}, "keys" and "values"; "history" and "sampling". It gives what
+        `chosen` gives, and "keys" and "values" after the step.
+        """
+        return self._function(layout)(inputs)
+
+    def dispatch(self, arrays: list[mx.array]) -> None:
+        """Start computing what a step gave; kernels that it needs are compiled first."""
+        with self._kernels.in_use() if self._kernels else nullcontext():
+            mx.async_eval(*arrays)  # type: ignore[no-untyped-call]
+
+    def _function(self, layout: Layout) -> Callable[[Tree], Tree]:
+        if layout in self._functions:
+            self._functions.move_to_end(layout)
+            return self._functions[layout]
+
+        step = partial(paged_step, self._model, layout)
+        function: Callable[[Tree], Tree] = mx.compile(step) if self.compiled else step
+        self._functions[layout] = function
+        if len(self._functions) > _MOST_COMPILED:
+            self._functions.popitem(last=False)
+        return function
+
+
+def paged_step(model: ModelForCausalLM, layout: Layout, inputs: Tree) -> Tree:
+    """Feed a token of each row through the network and choose the next one; see `DecodeStep`."""
+    positions = inputs["positions"]
+    placements = [
+        Placement(slots, first, None if pages == {} else pages, span)
+        for slots, first, pages, span in zip(
+            inputs["slots"], inputs["first"], inputs["pages"], layout.spans, strict=True
+        )
+    ]
+    seen = [
+        placement.mask(positions, window, layout.page_size)
+        for placement, window in zip(placements, layout.windows, strict=True)
+    ]
+    caches = [
+        TinyKvPagedStep(
+            inputs["keys"][kind][layer], inputs["values"][kind][layer], placements[kind], seen[kind], layout.page_size
+        )
+        for kind, layer in layout.layers
+    ]
+    logits = model(inputs["tokens"][:, None], positions, caches)[:, -1]
+    history = remember(inputs["history"], inputs["tokens"], inputs["ring_index"])
+    sampler = Sampler(inputs["sampling"], layout.candidates)
+    outputs = chosen(logits, sampler, history, inputs["index"], layout.logprobs)
+    for name in ("keys", "values"):
+        outputs[name] = [list(arrays) for arrays in inputs[name]]
+        for cache, (kind, layer) in zip(caches, layout.layers, strict=True):
+            outputs[name][kind][layer] = getattr(cache, name)
+    return outputs
+
+
+def is_finite(logits: mx.array) -> mx.array:
+    """Whether all logits (rows, vocab) of a row are finite, (rows,): a sum is finite only if all of its terms are."""
+    return mx.isfinite(logits.astype(mx.float32).sum(axis=-1))
+
+
+def chosen(logits: mx.array, sampler: Sampler, history: Arrays, index: mx.array, logprobs: int | None) -> Tree:
+    """Choose from logits (rows, vocab), and return "tokens" (rows,) with what is to be known about them.
+
+    "finite" (rows,) says that no logit of the row is inf or NaN; "exact" and "logits" are there where a choice may
+    have to be made again, "logprobs" where they were asked for; "history" is what was given.
+    """
+    choice = choose(logits, sampler, history, index)
+    outputs: Tree = {"tokens": choice.tokens, "finite": is_finite(logits), "history": history}
+    if choice.exact is not None:
+        outputs |= {"exact": choice.exact, "logits": logits}
+    if logprobs is not None:
+        outputs["logprobs"] = list(log_probabilities(logits, choice.tokens, logprobs))
+    return outputs

@@ -1,0 +1,346 @@
+"""The paged cache: keys and values of many sequences in one array a layer, handed out by the page.
+
+An array is (kv_heads, pages * page_size, head_dim), head by head, so that the pages of a sequence that happen to lie
+side by side are a view of it, and nothing is copied to read them. Which page belongs to whom is the `PageManager`'s
+business; here is what is done with the arrays.
+
+An array is always passed on whole and rebound before it is evaluated: MLX writes in place only where nothing else,
+not even a view, holds the array that is written to.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from tinyllm._mx import mx
+from tinyllm.errors import ContextLengthError
+from tinyllm.kv.manager import PageManager, Tables
+from tinyllm.kv.pages import BlockTable, PageKind
+from tinyllm.ops.attention import AttentionSpec, Mask, attention, causal_mask
+
+PAGE_SIZE = 128
+UNBOUNDED = 1 << 40  # pages, of a pool that nobody gave a budget
+_LEAST_GROWTH = 8  # pages
+
+
+class TinyKvPagedPool:
+    """The pages of one kind of layer: an array for the keys and one for the values of each of its `layers`.
+
+    The arrays grow stepwise, as pages are handed out, up to the manager's ceiling for this `kind`. Without a manager
+    the pool has one of its own, and no ceiling.
+    """
+
+    def __init__(
+        self, page_size: int = PAGE_SIZE, *, layers: int = 1, manager: PageManager | None = None, kind: int = 0
+    ) -> None:
+        self.manager = manager or PageManager([PageKind(None, UNBOUNDED)], page_size=page_size, share=False)
+        self.kind = kind
+        self.page_size = page_size
+        self.keys: list[mx.array] = []
+        self.values: list[mx.array] = []
+        self._layers = layers
+
+    @property
+    def pages(self) -> int:
+        """How many pages the arrays hold."""
+        return self.keys[0].shape[1] // self.page_size if self.keys else 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(array.nbytes for array in (*self.keys, *self.values))
+
+    def make_room(self, like: mx.array) -> None:
+        """Let the arrays hold every page that was handed out, for keys and values `like` (..., heads, _, head_dim).
+
+        One array at a time is copied, and waited for.
+        """
+        needed = self.manager.touched[self.kind]
+        if needed <= self.pages:
+            return
+        step = max(_LEAST_GROWTH, self.pages // 4)
+        pages = min(max(needed, self.pages + step), self.manager.kinds[self.kind].ceiling)
+        added = (like.shape[-3], (pages - self.pages) * self.page_size, like.shape[-1])
+        for arrays in (self.keys, self.values):
+            for layer in range(self._layers):
+                room = mx.zeros(added, dtype=like.dtype)
+                if layer < len(arrays):
+                    arrays[layer] = mx.concatenate([arrays[layer], room], axis=1)
+                else:
+                    arrays.append(room)
+                mx.eval(arrays[layer])
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Give page `target`, in every layer, what page `source` holds, and wait for it."""
+        self.make_room(self.keys[0])
+        size = self.page_size
+        for arrays in (self.keys, self.values):
+            # Read apart from the write, and before it: a view of the array would have the whole of it copied.
+            pages = [gather(array, mx.array([[source]]), size)[0] for array in arrays]
+            mx.eval(pages)
+            for array, page in zip(arrays, pages, strict=True):
+                array[:, target * size : (target + 1) * size] = page
+            mx.eval(arrays)
+
+    def write(self, layer: int, pages: Sequence[int], start: int, k: mx.array, v: mx.array) -> None:
+        """Put k and v (kv_heads, seq, head_dim) at positions from `start` on of a sequence that has these `pages`."""
+        for new, arrays in ((k, self.keys), (v, self.values)):
+            array = arrays[layer]
+            done = 0
+            for slot, length in _runs(pages, start, new.shape[1], self.page_size):
+                array[:, slot : slot + length] = new[:, done : done + length]
+                done += length
+
+    def read(self, layer: int, pages: Sequence[int], start: int, end: int) -> tuple[mx.array, mx.array]:
+        """Return keys and values (1, kv_heads, end - start, head_dim) of positions from `start` on.
+
+        A view where the pages lie side by side; else they are gathered.
+        """
+        size = self.page_size
+        live, skipped = pages[start // size : -(-end // size)], start % size
+        arrays = self.keys[layer], self.values[layer]
+        if _contiguous(live):
+            first = live[0] * size + skipped
+            k, v = (array[None, :, first : first + end - start] for array in arrays)
+        else:
+            index = mx.array([list(live)])
+            k, v = (gather(array, index, size)[:, :, skipped : skipped + end - start] for array in arrays)
+        return k, v
+
+    def clear(self, pages: Sequence[int]) -> None:
+        """Set these pages to zero."""
+        size = self.page_size
+        for array in (*self.keys, *self.values):
+            for page in pages:
+                array[:, page * size : (page + 1) * size] = mx.zeros((), dtype=array.dtype)
+
+
+def gather(array: mx.array, pages: mx.array, page_size: int) -> mx.array:
+    """Collect `pages` (rows, n) of an array (kv_heads, pages * page_size, head_dim).
+
+    Returns (rows, kv_heads, n * page_size, head_dim). The index runs over heads and pages at once, so that each page
+    of a head is one copy: `mx.take` along the page axis takes eight times as long on a CPU.
+    """
+    heads, slots, head_dim = array.shape
+    rows, n = pages.shape
+    flat = array.reshape(heads * slots // page_size, page_size, head_dim)
+    index = pages[:, None] + mx.arange(heads)[None, :, None] * (slots // page_size)
+    return flat[index].reshape(rows, heads, n * page_size, head_dim)
+
+
+def gather_reference(array: mx.array, pages: Sequence[Sequence[int]], page_size: int) -> mx.array:
+    """The same, page by page."""
+    rows = [
+        mx.concatenate([array[:, page * page_size : (page + 1) * page_size] for page in row], axis=1) for row in pages
+    ]
+    return mx.stack(rows)
+
+
+def _contiguous(pages: Sequence[int]) -> bool:
+    return pages[-1] - pages[0] == len(pages) - 1 and all(b - a == 1 for a, b in pairwise(pages))
+
+
+def _runs(pages: Sequence[int], start: int, length: int, size: int) -> list[tuple[int, int]]:
+    """Return where positions from `start` on lie, as (first slot, length) of as few runs as possible."""
+    runs: list[tuple[int, int]] = []
+    position, end = start, start + length
+    while position < end:
+        slot = pages[position // size] * size + position % size
+        here = min(size - position % size, end - position)
+        if runs and sum(runs[-1]) == slot:
+            runs[-1] = runs[-1][0], runs[-1][1] + here
+        else:
+            runs.append((slot, here))
+        position += here
+    return runs
+
+
+class PagedSequence:
+    """One sequence on the pools of its model: its block tables, one a kind.
+
+    Without `tables` it opens its own, and they are released when nothing refers to the sequence any more.
+    """
+
+    def __init__(self, pools: Sequence[TinyKvPagedPool], tables: Tables | None = None) -> None:
+        self.pools = pools
+        self.manager = pools[0].manager
+        self.tables = tables or self.manager.open(())
+        if tables is None:
+            weakref.finalize(self, self.manager.release, self.tables)
+
+    def reserve(self, start: int, end: int) -> None:
+        """Make the positions from `start` to `end` writable; pages behind the windows of all queries are given back.
+
+        Raises ContextLengthError if the pool has no pages left.
+        """
+        if self.tables.length < start:
+            self.manager.advance(self.tables, start)
+        if not self.manager.reserve(self.tables, end):
+            raise ContextLengthError(f"the KV pool has no pages left for {end:,} positions")
+        carry_out_copies(self.pools)
+
+
+def carry_out_copies(pools: Sequence[TinyKvPagedPool]) -> None:
+    """Copy the pages that the manager of these pools wants copied before the next write."""
+    for copy in pools[0].manager.take_copies():
+        pools[copy.kind].copy_page(copy.source, copy.target)
+
+
+class TinyKvPagedCache:
+    """One layer's view of a sequence in a `pool`; alone, of a sequence of its own.
+
+    It holds positions from 0 to `offset`, of which a windowed kind gives back what no query will see again.
+    """
+
+    def __init__(self, pool: TinyKvPagedPool, layer: int = 0, sequence: PagedSequence | None = None) -> None:
+        self.sequence = sequence or PagedSequence([pool])
+        self.offset = self.sequence.tables.length
+        self._pool = pool
+        self._layer = layer
+
+    def attend(
+        self, q: mx.array, k: mx.array, v: mx.array, spec: AttentionSpec, mask: mx.array | None = None
+    ) -> mx.array:
+        """Append k and v (1, kv_heads, seq, head_dim), then attend with q (1, heads, seq, head_dim).
+
+        Queries are causal, and windowed as `spec` says, unless `mask` (seq, offset + seq) takes the place of that.
+        Raises ValueError for a batch, and ContextLengthError if the pool has no pages left.
+        """
+        batch, _, seq, _ = q.shape
+        if batch != 1:
+            raise ValueError(f"a paged cache holds one sequence, not a batch of {batch}")
+        start, end = self.offset, self.offset + seq
+        self.sequence.reserve(start, end)
+        self._pool.make_room(k)
+        pages = self.sequence.tables.by_kind[self._pool.kind].pages
+        self._pool.write(self._layer, pages, start, k[0], v[0])
+        self.offset = end
+        first = 0 if spec.window is None or mask is not None else max(0, start - spec.window + 1)
+        keys, values = self._pool.read(self._layer, pages, first, end)
+        seen: Mask = _mask(seq, end - first, spec.window) if mask is None else mask
+        return attention(
+            q, keys, values, scale=spec.scale, mask=seen, fused=spec.fused, polynomial_exp=spec.polynomial_exp
+        )
+
+
+def _mask(seq: int, keys: int, window: int | None) -> Mask:
+    """Return what `seq` queries see of `keys`, the last of which is the last query's own."""
+    if seq == 1:
+        return None
+    if window is None or keys <= window:
+        return "causal"
+    return causal_mask(seq, keys, window)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the rows of one decode step stand in the pool of one kind.
+
+    `slots` (rows,) is where each row's token goes. Either the row is one and reads `span`, slots that it has side by
+    side, or `pages` (rows, n) are gathered. `first` (rows,) is the position of the first slot that is read.
+    """
+
+    slots: mx.array
+    first: mx.array
+    pages: mx.array | None = None
+    span: tuple[int, int] | None = None
+
+    def mask(self, positions: mx.array, window: int | None, page_size: int) -> mx.array:
+        """Return (rows, 1, 1, keys): True where the row at one of `positions` (rows,) sees what is read."""
+        if self.pages is None:
+            assert self.span is not None
+            keys = self.span[1] - self.span[0]
+        else:
+            keys = self.pages.shape[1] * page_size
+        key = self.first[:, None] + mx.arange(keys)
+        seen = key <= positions[:, None]
+        if window is not None:
+            seen = seen & (key > positions[:, None] - window)
+        return seen[:, None, None]
+
+
+class Places(NamedTuple):
+    """Where the rows of a decode step stand in the pool of one kind, as `Placement` has it, on the host."""
+
+    slots: list[int]
+    first: list[int]
+    pages: list[list[int]] | None
+    span: tuple[int, int] | None
+
+
+def find_places(
+    pool: TinyKvPagedPool, tables: Sequence[BlockTable], positions: Sequence[int], *, rows: int, window: int | None
+) -> Places:
+    """Find where tokens at `positions` of the sequences that have these `tables` are written, and what they read.
+
+    Numbers of pages are rounded up, so that there are few of them. Of `rows`, those beyond `positions` are padding,
+    which reads and writes page 0.
+    """
+    size = pool.page_size
+    live: list[list[int]] = []
+    first, slots = [], []
+    for table, position in zip(tables, positions, strict=True):
+        start = 0 if window is None else max(0, position - window + 1) // size
+        live.append(table.pages[start : position // size + 1])
+        first.append(start * size)
+        slots.append(live[-1][-1] * size + position % size)
+    if rows == 1 and _contiguous(live[0]):
+        end = min(live[0][0] + rounded_up(len(live[0])), pool.pages)
+        return Places(slots, first, None, (live[0][0] * size, end * size))
+    width = rounded_up(max(map(len, live)))
+    nobody = [0] * (rows - len(live))
+    pages = [[*row, *[0] * (width - len(row))] for row in live] + [[0] * width for _ in nobody]
+    return Places(slots + nobody, first + nobody, pages, None)
+
+
+def rounded_up(n: int) -> int:
+    """Round up by at most a quarter, to one of few numbers."""
+    unit = 1 << max(0, n.bit_length() - 3)
+    return -(-n // unit) * unit
+
+
+class TinyKvPagedStep:
+    """One layer's pool within one decode step of several rows, each of one token and of a sequence of its own.
+
+    `keys` and `values` are the arrays after the write: whoever made the step puts them back into the pool.
+    """
+
+    offset = None  # each row has its own
+
+    def __init__(
+        self, keys: mx.array, values: mx.array, placement: Placement, seen: mx.array, page_size: int
+    ) -> None:
+        self.keys = keys
+        self.values = values
+        self._placement = placement
+        self._seen = seen
+        self._page_size = page_size
+
+    def attend(
+        self, q: mx.array, k: mx.array, v: mx.array, spec: AttentionSpec, mask: mx.array | None = None
+    ) -> mx.array:
+        """Write k and v (rows, kv_heads, 1, head_dim); each row of q (rows, heads, 1, head_dim) then sees its own."""
+        placement = self._placement
+        self.keys = _written(self.keys, placement.slots, k)
+        self.values = _written(self.values, placement.slots, v)
+        if placement.pages is None:
+            assert placement.span is not None
+            first, end = placement.span
+            keys, values = self.keys[None, :, first:end], self.values[None, :, first:end]
+        else:
+            keys = gather(self.keys, placement.pages, self._page_size)
+            values = gather(self.values, placement.pages, self._page_size)
+        seen = self._seen if mask is None else mask
+        return attention(
+            q, keys, values, scale=spec.scale, mask=seen, fused=spec.fused, polynomial_exp=spec.polynomial_exp
+        )
+
+
+def _written(array: mx.array, slots: mx.array, new: mx.array) -> mx.array:
+    """Return a pool's array with new (rows, kv_heads, 1, head_dim) in `slots` (rows,): one kernel, in place."""
+    new = new[:, :, 0].swapaxes(0, 1)
+    return mx.put_along_axis(array, mx.broadcast_to(slots[None, :, None], new.shape), new, axis=1)
