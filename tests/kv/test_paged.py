@@ -43,9 +43,13 @@ def qkv(seq: int, seed: int = 0) -> tuple[mx.array, mx.array, mx.array]:
     )  # type: ignore[return-value]
 
 
+def bounded_pool() -> TinyKvPagedPool:
+    return TinyKvPagedPool(4, manager=PageManager([PageKind(None, 25)], page_size=4, share=False))
+
+
 def scatter_pages(pool: TinyKvPagedPool) -> list[TinyKvPagedCache]:
-    """Use pages up so that what is allocated next does not lie side by side, while what is returned is kept."""
-    holes = [TinyKvPagedCache(pool) for _ in range(6)]
+    """Use all pages of a `bounded_pool` up but some that do not lie side by side, while what is returned is kept."""
+    holes = [TinyKvPagedCache(pool) for _ in range(24)]
     for hole in holes:
         hole.attend(*qkv(1), AttentionSpec(scale=1.0))
     return holes[::2]
@@ -59,7 +63,7 @@ def test_a_paged_cache_gives_what_a_dense_one_gives(
     window: int | None, fused: bool, parts: list[int], scattered: bool
 ) -> None:
     spec = AttentionSpec(scale=0.4, window=window, fused=fused)
-    pool = TinyKvPagedPool(page_size=4)
+    pool = bounded_pool() if scattered else TinyKvPagedPool(page_size=4)
     kept = scatter_pages(pool) if scattered else []
     arrays, paged, dense = qkv(13, seed=3), TinyKvPagedCache(pool=pool), TinyKvFullCache()
     start = 0
@@ -119,7 +123,7 @@ def test_rows_of_a_step_see_their_own_sequence_and_nothing_else(
 ) -> None:
     """Each row equals the same token fed to a cache of its own, whatever else the pool holds."""
     spec = AttentionSpec(scale=0.4, window=window)
-    pool = TinyKvPagedPool(page_size=4)
+    pool = bounded_pool() if scattered else TinyKvPagedPool(page_size=4)
     kept = scatter_pages(pool) if scattered else []
     caches, alone, news, expected = [], [], [], []
     for i, length in enumerate(lengths):

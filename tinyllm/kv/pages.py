@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 __all__ = [
     "PADDING",
@@ -21,6 +22,7 @@ __all__ = [
     "readable_length",
 ]
 
+_RUNS_TRIED = 4  # first pages of a run; looking at all would take longer the more pages are free
 PADDING = 0
 
 
@@ -119,6 +121,16 @@ class PageAllocator:
         self._references[page] = 1
         return page
 
+    def before_run(self, count: int) -> int | None:
+        """Return after which page `count` of them lie side by side that can be had: free ones, else never used ones.
+
+        None where there is no such run, as far as a look at few free pages can tell.
+        """
+        for first in islice(self._free, _RUNS_TRIED):
+            if all(page in self._free for page in range(first, first + count)):
+                return first - 1
+        return self.touched - 1 if self.touched + count <= self.ceiling else None
+
     def share(self, page: int) -> None:
         """Add a reference to a page that is referenced or cached."""
         self._cached.pop(page, None)
@@ -205,10 +217,12 @@ class BlockTable:
         return self.pages[index] if index < len(self.pages) else PADDING
 
     def reserve(self, count: int) -> None:
-        """Allocate until there are `count` pages. Raises OutOfPagesError."""
-        while len(self.pages) < count:
-            last = self.pages[-1] if len(self.pages) > self.first else None
-            self.pages.append(self._allocator.allocate(after=last))
+        """Allocate until there are `count` pages, side by side if that can be. Raises OutOfPagesError."""
+        lacking = count - len(self.pages)
+        last = self.pages[-1] if self.live else self._allocator.before_run(lacking)
+        for _ in range(lacking):
+            last = self._allocator.allocate(after=last)
+            self.pages.append(last)
 
     def replace(self, index: int) -> tuple[int, int]:
         """Put a new page in the place of a live one; return the ids of both, (old, new). Raises OutOfPagesError."""
