@@ -22,6 +22,7 @@
     ├── TokenizerError                tokenizer.json is absent, broken or disagrees with the weights
     ├── ChatTemplateError             the template is absent, broken, unsafe, or rejects the messages
     ├── ContextLengthError            more tokens than the model can attend to
+    ├── PrefixFileError               a saved prefix is damaged, or was made with something else
     ├── NonFiniteLogitsError          the network produced inf or NaN
     ├── SlowerError                   exit 3: a benchmark is slower than an earlier one by more than was allowed
     └── DisagreementError             a checkpoint whose logits are known gives others on this machine
@@ -126,6 +127,10 @@ class ChatTemplateError(TinyllmError):
 
 class ContextLengthError(TinyllmError):
     """A request needs more tokens than the model or the memory can hold."""
+
+
+class PrefixFileError(TinyllmError):
+    """A saved prefix is damaged, or was made with another model or other settings, or from another text."""
 
 
 class NonFiniteLogitsError(TinyllmError):

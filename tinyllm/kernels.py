@@ -8,6 +8,7 @@ begins with links to all kernels that earlier ones have finished, and gives its 
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import shutil
@@ -16,8 +17,12 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from time import perf_counter
+
+logger = logging.getLogger("tinyllm")
 
 _MOST_KERNELS = 512  # of some 15 kB each
+_LONG_S = 2.0  # a pause that wants an explanation
 _PREFIX = "process-"
 
 
@@ -32,12 +37,12 @@ class KernelFolder:
         weakref.finalize(self, shutil.rmtree, self._own, ignore_errors=True)  # at the end of the process, too
         for library in self._finished():
             _link(library, self._libraries)
-        self._kept = self._libraries.stat().st_mtime_ns
+        self._known, self._changed = len(list(self._libraries.iterdir())), self._libraries.stat().st_mtime_ns
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Have MLX compile into this folder, and keep what it has compiled."""
-        before = os.environ.get("TMPDIR")
+        before, started = os.environ.get("TMPDIR"), perf_counter()
         os.environ["TMPDIR"] = str(self._own)
         try:
             yield
@@ -46,15 +51,19 @@ class KernelFolder:
                 del os.environ["TMPDIR"]
             else:
                 os.environ["TMPDIR"] = before
-        self._keep()  # not where something was raised: that kernel may be half written
+        # Only where nothing was raised: that kernel may be half written.
+        if self._libraries.stat().st_mtime_ns != self._changed:
+            self._keep(perf_counter() - started)
 
-    def _keep(self) -> None:
-        changed = self._libraries.stat().st_mtime_ns
-        if changed != self._kept:
-            self._kept = changed
-            if self._own.parent == self._store:
-                for library in self._libraries.glob("*.so"):
-                    _link(library, self._store)
+    def _keep(self, seconds: float) -> None:
+        libraries = list(self._libraries.glob("*.so"))
+        if seconds > _LONG_S:
+            new = len(libraries) - self._known
+            logger.warning("compiled %d kernels for this processor in %.0f s; they are kept", new, seconds)
+        if self._own.parent == self._store:
+            for library in libraries:
+                _link(library, self._store)
+        self._known, self._changed = len(libraries), self._libraries.stat().st_mtime_ns
 
     def _make(self) -> Path:
         """Make this process's folder, in the store if that can be trusted; clear what others that are gone left."""

@@ -22,6 +22,7 @@ from tinyllm.config.generation import FILE as GENERATION_CONFIG
 from tinyllm.config.generation import GenerationConfig
 from tinyllm.engine.engine import Engine
 from tinyllm.engine.load import EngineSettings, load_engine
+from tinyllm.engine.prefix_file import Fingerprint, load_prefix, save_prefix
 from tinyllm.engine.request import MAX_SEED, FinishReason, Output, Request, SamplingParams, TokenLogprobs
 from tinyllm.engine.worker import EngineWorker, Ticket
 from tinyllm.errors import BackendError, ConfigError, ModelNotFoundError, UsageError
@@ -66,12 +67,13 @@ Conversation = Sequence[Mapping[str, Any]]
 class Statistics:
     """One answer in figures. Times are in seconds; `ttft_s` is from the request to its first token.
 
-    `prefill_tps` and `decode_tps` are tokens per second over the prompt and over the tokens after the first one,
-    0 where there were none. `peak_bytes` is the most memory that MLX has held, loading included; `kv_bytes` is the
+    Of the `prompt_tokens`, `cached_tokens` were computed before. `prefill_tps` and `decode_tps` are tokens per second
+    over the rest of the prompt and over the tokens after the first one, 0 where there were none. `peak_bytes` is the most memory that MLX has held, loading included; `kv_bytes` is the
     size of the answer's cache. `sampling` is what was in force.
     """
 
     prompt_tokens: int
+    cached_tokens: int
     completion_tokens: int
     sampling: SamplingParams
     load_s: float
@@ -246,6 +248,22 @@ class LLM:
         prompt_ids = self.tokenizer.encode_chat(conversation, **(template_args or {}))
         return self._answer(prompt_ids, settings, tells_reasoning=True)
 
+    def save_prefix(self, prompt_token_ids: Sequence[int], path: str | Path) -> int:
+        """Write the keys and values of a prompt that was answered (or is being answered), for `load_prefix`.
+
+        Returns how many tokens they are of. The file, in place of any that is there, is readable for its owner alone.
+        Raises PrefixFileError if nothing of the prompt is computed, or is no longer kept, and OSError.
+        """
+        return self._worker.call(partial(_save_prefix, self.path, tuple(prompt_token_ids), Path(path)))
+
+    def load_prefix(self, path: str | Path) -> tuple[int, ...]:
+        """Let prompts that begin like a saved one take over its keys and values, up to where they part.
+
+        Returns the tokens of the saved prompt, as many as the KV cache has room for. Raises PrefixFileError, by name,
+        for a file that is damaged, or was made with another model or other settings.
+        """
+        return self._worker.call(partial(_load_prefix, self.path, Path(path)))
+
     def close(self) -> None:
         """Stop the engine and give back its memory; twice is no error."""
         self._worker.close()
@@ -303,12 +321,14 @@ class _Meter:
         self._ticket = ticket
         self._load_s = load_s
         self._tokens = 0
+        self._cached = 0
         self._first_at = self._last_at = ticket.submitted_at
         self._prefill_s = 0.0
         self._kv_bytes = 0
 
     def add(self, output: Output) -> None:
         self._last_at = output.at
+        self._cached = output.cached or self._cached
         self._kv_bytes = output.kv_bytes or self._kv_bytes
         if output.token_id is None:
             return
@@ -319,13 +339,15 @@ class _Meter:
     def statistics(self) -> Statistics:
         request = self._ticket.request
         decode_s = self._last_at - self._first_at
+        prompt_tokens = len(request.prompt_ids)
         return Statistics(
-            prompt_tokens=len(request.prompt_ids),
+            prompt_tokens=prompt_tokens,
+            cached_tokens=self._cached,
             completion_tokens=self._tokens,
             sampling=request.sampling,
             load_s=self._load_s,
             ttft_s=self._first_at - self._ticket.submitted_at,
-            prefill_tps=len(request.prompt_ids) / self._prefill_s if self._prefill_s else 0.0,
+            prefill_tps=(prompt_tokens - self._cached) / self._prefill_s if self._prefill_s else 0.0,
             decode_tps=(self._tokens - 1) / decode_s if self._tokens > 1 else 0.0,
             total_s=self._last_at - self._ticket.submitted_at,
             peak_bytes=mx.get_peak_memory(),
@@ -353,3 +375,11 @@ def _load(path: Path, settings: EngineSettings, device: mx.DeviceType | None) ->
             raise BackendError("MLX has no GPU on this machine: leave --device out, or say cpu")
         mx.set_default_device(mx.Device(device))
     return load_engine(path, settings)
+
+
+def _save_prefix(folder: Path, prompt_token_ids: tuple[int, ...], path: Path, engine: Engine) -> int:
+    return save_prefix(engine, prompt_token_ids, path, Fingerprint.of(engine, folder))
+
+
+def _load_prefix(folder: Path, path: Path, engine: Engine) -> tuple[int, ...]:
+    return load_prefix(engine, path, Fingerprint.of(engine, folder))

@@ -303,3 +303,22 @@ def test_a_step_copies_no_pool_with_the_next_one_built_ahead(tmp_path: Path, lay
         peaks.append(mx.get_peak_memory() - before)
     one_pool = (300 - 12) * 16 * model.config.layers[0].attention.num_kv_heads * 16 * 4
     assert peaks[1] - peaks[0] < one_pool / 2, f"a step needs {peaks} bytes in a small and a large pool"
+
+
+def test_a_long_run_grows_nothing_but_its_pages(tmp_path: Path) -> None:
+    """2,000 tokens twice: after the first time there is room for them, and no step needs more than the one before."""
+    model = load_model(tiny.write_checkpoint(tmp_path, config_overrides={"max_position_embeddings": 4096}))
+    engine = Engine(model, share=False)
+    held = []
+    for seed in range(2):
+        engine.add(Request(prompt(20, seed), 2000, sampling=SamplingParams(temperature=1, seed=seed)))
+        tokens = 0
+        while engine.has_work:
+            tokens += sum(output.token_id is not None for output in engine.step())
+            if tokens % 500 == 0:
+                mx.clear_cache()
+                held.append(mx.get_active_memory())
+        assert tokens == 2000
+    second = held[len(held) // 2 :]
+    assert max(second) - min(second) < 2**16, held
+    assert len(engine._memory._step._functions) <= 32  # type: ignore[union-attr]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from tinyllm._mx import mx
 from tinyllm.bench.memory import kv_bytes_read
 from tinyllm.bench.result import Result, Sample, Subject
 from tinyllm.bench.workload import Workload
-from tinyllm.engine.engine import Engine
+from tinyllm.engine.engine import PREFILL_CHUNK, Engine
 from tinyllm.engine.request import Output, Request
 
 __all__ = ["Schedule", "measure", "run_once"]
@@ -48,12 +48,12 @@ def measure(
         for repetition in range(-1 if schedule.warmup else 0, schedule.repetitions):
             for (subject, engine), taken in zip(subjects, samples, strict=True):
                 report(f"{subject.name} {workload.label}")
-                prompt = workload.prompt_ids(engine.model.config.vocab_size, schedule.seed, repetition)
+                prompts = workload.prompts(engine.model.config.vocab_size, schedule.seed, repetition)
                 if repetition < 0:
-                    run_once(engine, _warm_up(workload, room=engine.context - len(prompt)), prompt)
+                    run_once(engine, _warm_up(workload, room=engine.context - workload.prompt_tokens), prompts)
                     continue
                 sleep(schedule.delay_s)
-                taken.append(run_once(engine, workload, prompt))
+                taken.append(run_once(engine, workload, prompts))
         for (subject, engine), taken in zip(subjects, samples, strict=True):
             read = _mean_kv_bytes_read(engine, workload, len(taken[0].gaps_s))
             results.append(Result.of(subject, workload, taken, kv_bytes_read=read, bandwidth=bandwidth))
@@ -61,44 +61,88 @@ def measure(
 
 
 def run_once(
-    engine: Engine, workload: Workload, prompt: Sequence[int], clock: Callable[[], float] = time.perf_counter
+    engine: Engine,
+    workload: Workload,
+    prompts: Sequence[Sequence[int]],
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Sample:
     """Run one workload alone, on the clock that the engine's outputs are timed by. No token ends it early.
 
     Raises what the engine's request ends with.
     """
     mx.reset_peak_memory()
-    request = Request(tuple(prompt), max_tokens=workload.max_tokens)
-    begun = clock()
-    engine.add(request)
-    prefilled = begun
-    tokens: list[Output] = []
-    while engine.has_work:
-        for output in engine.step():
-            if output.error is not None:
-                raise output.error
-            if output.token_id is not None:
-                tokens.append(output)
-                continue
-            prefilled = output.at
-            if output.prefilled == workload.depth:
-                begun = output.at
-    if len(tokens) != workload.max_tokens:
-        raise RuntimeError(f"{workload.label} made {len(tokens)} tokens, not {workload.max_tokens}")
-    return _sample(workload, begun, prefilled, tokens)
+    preemptions, most = engine.preemptions, workload.max_tokens + workload.lead(PREFILL_CHUNK)
+    course = _Course(workload, clock())
+    for prompt in prompts:
+        course.tokens[engine.add(Request(tuple(prompt), max_tokens=most))] = 0
+    while engine.has_work and not course.over:
+        course.take(engine.step())
+    for request_id in course.tokens:
+        engine.cancel(request_id)
+    engine.step()  # waits for what still runs
+    made = min(course.tokens.values())
+    if made < workload.max_tokens or engine.preemptions > preemptions:
+        raise RuntimeError(f"{workload.label} made {made} tokens, not {workload.max_tokens}, or ran out of pages")
+    return course.sample()
 
 
-def _sample(workload: Workload, begun: float, prefilled: float, tokens: Sequence[Output]) -> Sample:
-    first, last = tokens[0].at, tokens[-1].at
-    timed = prefilled - begun if not workload.generate else last - (begun if workload.prompt else first)
-    return Sample(
-        timed_s=timed,
-        prefill_s=prefilled - begun if workload.prompt else None,
-        ttft_s=first - begun if workload.prompt else None,
-        gaps_s=tuple(after.at - before.at for before, after in pairwise(tokens)),
-        peak_bytes=mx.get_peak_memory(),
-        kv_bytes=tokens[-1].kv_bytes,
-    )
+@dataclass
+class _Course:
+    """A workload on its way: how many `tokens` each request has, and the times that will make a sample.
+
+    `ends` are those of the steps that gave a token to every row, after the time at which the first of them began.
+    """
+
+    workload: Workload
+    begun: float
+    tokens: dict[int, int] = field(default_factory=dict)
+    ends: list[float] = field(default_factory=list)
+    ttft_s: float = 0.0
+    kv_bytes: int = 0
+    _prompt_begun: float = field(init=False)
+    _last: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._prompt_begun = self._last = self.begun
+
+    @property
+    def over(self) -> bool:
+        """Whether all that is timed has been seen."""
+        return not self.workload.prompt and len(self.ends) > self.workload.generate
+
+    def take(self, news: Sequence[Output]) -> None:
+        """Take what one step of the engine brought."""
+        all_decode = all(self.tokens.values())
+        tokens = [output for output in news if not self._is_progress(output)]
+        for output in tokens:
+            if not self.tokens[output.request_id]:
+                self.ttft_s += output.at - self._prompt_begun
+                self._prompt_begun = output.at
+            self.tokens[output.request_id] += 1
+        if all_decode and len(tokens) == self.workload.batch:
+            self.ends = [*(self.ends or [self._last]), tokens[-1].at]
+        if tokens:
+            self._last, self.kv_bytes = tokens[-1].at, tokens[-1].kv_bytes
+
+    def sample(self) -> Sample:
+        """Return what was measured."""
+        prompt, generate = self.workload.prompt, self.workload.generate
+        gaps = tuple(after - before for before, after in pairwise(self.ends))
+        whole = self._last - self.begun
+        return Sample(
+            timed_s=sum(gaps) if not prompt else whole if generate else self.ttft_s,
+            ttft_s=self.ttft_s if prompt else None,
+            gaps_s=gaps,
+            peak_bytes=mx.get_peak_memory(),
+            kv_bytes=self.kv_bytes,
+        )
+
+    def _is_progress(self, output: Output) -> bool:
+        if output.error is not None:
+            raise output.error
+        if output.token_id is None and output.prefilled == self.workload.depth:
+            self.begun = self._prompt_begun = output.at
+        return output.token_id is None
 
 
 def _warm_up(workload: Workload, room: int) -> Workload:

@@ -25,11 +25,11 @@ def kv_bytes_read(config: Config, itemsize: int, positions: int) -> int:
 
 
 def check_memory(
-    workloads: Sequence[Workload], config: Config, name: str, *, weight_bytes: int, itemsize: int
+    workloads: Sequence[Workload], config: Config, name: str, *, weight_bytes: int, itemsize: int, chunk: int
 ) -> None:
     """Raise DoesNotFitError, naming the test and what would fit, if one needs more than this machine has free.
 
-    Raises ContextLengthError for more positions than the model has.
+    `chunk` is the tokens of a prompt that the engine reads in one step. Raises ContextLengthError for more positions than the model has.
     """
     available = hardware.available_memory()
     for workload in workloads:
@@ -38,8 +38,9 @@ def check_memory(
             weight_bytes=weight_bytes,
             itemsize=itemsize,
             available_bytes=available,
-            max_context=workload.positions,
+            max_context=workload.positions + workload.lead(chunk),
             batch=workload.batch,
+            prefill_chunk=chunk,
             fused_attention=hardware.has_gpu_backend(),
             name=f"{workload.label} on {name}",
         )

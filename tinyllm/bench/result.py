@@ -18,13 +18,12 @@ NOISY = 0.1  # of the mean: a greater deviation is remarked on
 class Sample:
     """One repetition. Times are in seconds, on one clock.
 
-    `timed_s` is what the workload's tokens took; `prefill_s` and `ttft_s` run from the first token of the prompt that
-    counts (behind the depth) to the prompt's end, and to the first token of the answer. `gaps_s` are the times
-    between the answer's tokens. `kv_bytes` is the cache at the end.
+    `timed_s` is what the workload's tokens took; `ttft_s` the prompts of all rows, from where each counts (behind the
+    depth) to the first token of its answer. `gaps_s` are the times between the answers' tokens, in steps that gave
+    one to every row. `kv_bytes` is the last row's cache at the end.
     """
 
     timed_s: float
-    prefill_s: float | None
     ttft_s: float | None
     gaps_s: tuple[float, ...]
     peak_bytes: int
@@ -71,7 +70,10 @@ class Gaps:
 
 @dataclass(frozen=True)
 class Subject:
-    """A loaded model, in figures. `size_bytes` are its weights as held, `read_bytes` those that a token needs."""
+    """A loaded model, in figures. `size_bytes` are its weights as held, `read_bytes` those that a step needs.
+
+    `features` names the mode that it runs in, `kv` its cache.
+    """
 
     name: str
     params: int
@@ -81,6 +83,7 @@ class Subject:
     quantization: str
     dtype: str
     features: str
+    kv: str
     load_s: float
 
 
@@ -88,9 +91,10 @@ class Subject:
 class Result:
     """A workload on a subject. A figure is None where the workload has none of it.
 
-    `tps` counts the workload's tokens a second, over the whole batch. `kv_bytes_held` is the cache with its unused
-    room, for each token that is in it. `read_bytes` is the least that a token of the answer must read: the weights
-    and what attention sees of the cache, once; `bandwidth_share` relates that to the machine's measured bandwidth.
+    Tokens a second (`tps`, `prefill_tps`, `decode_tps`) are over the whole batch. `kv_bytes_held` is the cache with
+    its unused room, for each token that is in it. `read_bytes` is the least that a token of the answer must read: its
+    part of the weights, which a step reads once for all rows, and what attention sees of the cache; `bandwidth_share`
+    relates that to the machine's measured bandwidth.
     """
 
     model: Subject
@@ -117,18 +121,18 @@ class Result:
         bandwidth: float,
     ) -> Result:
         """Make the figures of one repetition or more; `bandwidth` is in bytes a second."""
-        tokens = (workload.prompt + workload.generate) * workload.batch
+        batch, tokens = workload.batch, (workload.prompt + workload.generate) * workload.batch
         gaps = [gap for sample in samples for gap in sample.gaps_s]
-        prefills = [workload.prompt / s.prefill_s for s in samples if s.prefill_s is not None]
-        decodes = [len(s.gaps_s) / sum(s.gaps_s) for s in samples if s.gaps_s]
+        ttfts = [sample.ttft_s for sample in samples if sample.ttft_s is not None]
+        decodes = [batch * len(s.gaps_s) / sum(s.gaps_s) for s in samples if s.gaps_s]
         decode_tps = Spread.of(decodes) if decodes else None
-        read = None if kv_bytes_read is None else model.read_bytes + kv_bytes_read
+        read = None if kv_bytes_read is None else model.read_bytes / batch + kv_bytes_read
         return cls(
             model=model,
             workload=workload,
             tps=Spread.of([tokens / s.timed_s for s in samples]),
-            prefill_tps=Spread.of(prefills) if prefills else None,
-            ttft_s=Spread.of([s.ttft_s for s in samples if s.ttft_s is not None]) if prefills else None,
+            prefill_tps=Spread.of([workload.prompt * batch / ttft for ttft in ttfts]) if ttfts else None,
+            ttft_s=Spread.of(ttfts) if ttfts else None,
             decode_tps=decode_tps,
             gaps=Gaps.of(gaps) if gaps else None,
             peak_bytes=max(s.peak_bytes for s in samples),

@@ -19,10 +19,14 @@ _MOST_COUNTS = 1000
 
 @dataclass(frozen=True)
 class Workload:
-    """`prompt` tokens are read, then `generate` tokens made, `depth` tokens into the context.
+    """`prompt` tokens are read, then `generate` tokens made, `depth` tokens into the context, in `batch` rows.
 
     What is timed is exactly that: the depth is computed before the clock starts. The first token of an answer comes
     with its prompt; a test without a prompt times the `generate` tokens after it.
+
+    The rows are requests with prompts of their own. The engine reads one prompt after another, while the rows before
+    it decode already; their prompts have taken the time until the last row has its first token. A test without a
+    prompt times `generate` steps in which every row gets a token, and lets the first rows go on until then.
     """
 
     prompt: int
@@ -50,13 +54,20 @@ class Workload:
 
     @property
     def positions(self) -> int:
-        """How much of the context is taken at the end."""
+        """How much of the context a row takes at the end."""
         return self.prompt_tokens + self.max_tokens
 
-    def prompt_ids(self, vocab_size: int, seed: int, repetition: int) -> tuple[int, ...]:
-        """Draw the prompt: the same for the same seed, another one in each repetition, so that none is cached."""
+    def lead(self, chunk: int) -> int:
+        """How many tokens the first row is ahead of the last one: a token beside each `chunk` of the others' prompts.
+
+        None where the first row ends by itself.
+        """
+        return 0 if self.prompt else (self.batch - 1) * -(-self.prompt_tokens // chunk)
+
+    def prompts(self, vocab_size: int, seed: int, repetition: int) -> list[tuple[int, ...]]:
+        """Draw a prompt for each row: the same for the same seed, others in each repetition, so that none is cached."""
         random = Random(f"{seed} {self} {repetition}")
-        return tuple(random.randrange(vocab_size) for _ in range(self.prompt_tokens))
+        return [tuple(random.choices(range(vocab_size), k=self.prompt_tokens)) for _ in range(self.batch)]
 
 
 def read_counts(option: str, text: str, *, least: int = 0) -> tuple[int, ...]:
@@ -89,8 +100,9 @@ def make_workloads(
 ) -> list[Workload]:
     """Cross everything; a count of 0 leaves its workloads out.
 
-    Raises UsageError when nothing is left, and for a prompt behind a depth that is no multiple of `chunk`, the tokens
-    of a prompt that the engine takes in one step: the clock could not start between the two.
+    Raises UsageError when nothing is left, and where the clock could not start behind a depth: before a prompt, if the
+    depth is no multiple of `chunk`, the tokens that the engine reads in one step; and before a prompt with an answer,
+    if there are several rows, since the depths of some are read while others answer.
     """
     shapes = [*((p, 0) for p in prompts if p), *((0, n) for n in generates if n), *pairs]
     workloads = [Workload(*shape, depth, batch) for depth, batch, shape in product(depths, batches, shapes)]
@@ -102,15 +114,18 @@ def make_workloads(
                 f"-d {workload.depth}: a prompt can be timed only after a multiple of {chunk} tokens; for answers"
                 " alone (-p 0) any depth will do"
             )
+        if workload.prompt and workload.generate and workload.depth and workload.batch > 1:
+            raise UsageError(f"--pg cannot be timed behind a depth in a batch (-d {workload.depth} -b {workload.batch})")
     return workloads
 
 
-def check_context(workloads: Sequence[Workload], config: Config, name: str) -> None:
-    """Raise ContextLengthError if a test needs more positions than the model has."""
+def check_context(workloads: Sequence[Workload], config: Config, name: str, *, chunk: int) -> None:
+    """Raise ContextLengthError if a test needs more positions than the model has; `chunk` as above."""
     for workload in workloads:
-        if workload.positions > config.max_position_embeddings:
+        needed = workload.positions + workload.lead(chunk)
+        if needed > config.max_position_embeddings:
             raise ContextLengthError(
-                f"{workload.label} needs {workload.positions:,} positions, and the context of {name} has"
+                f"{workload.label} needs {needed:,} positions, and the context of {name} has"
                 f" {config.max_position_embeddings:,}"
             )
 

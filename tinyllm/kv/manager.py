@@ -72,6 +72,11 @@ class PageManager:
         self._copies: list[Copy] = []
 
     @property
+    def shares(self) -> bool:
+        """Whether sequences see each other's pages."""
+        return self._share
+
+    @property
     def available(self) -> tuple[int, ...]:
         """Pages that can be allocated now, by kind; cached ones count."""
         return tuple(allocator.available for allocator in self._allocators)
@@ -100,6 +105,14 @@ class PageManager:
             for n, (kind, allocator) in enumerate(zip(self.kinds, self._allocators, strict=True))
         )
         return Tables(by_kind, regime, length, nodes[: length // self.page_size])
+
+    def known(self, tokens: Sequence[int], regime: str = "") -> tuple[list[tuple[int, ...]], int]:
+        """Return the pages, one a kind, that hold what is known of `tokens`, and how many of these that is.
+
+        A page is 0 where a window has passed, and it was evicted. Nobody holds them: the next `reserve` may evict more.
+        """
+        nodes, length = self._index.match(tokens, len(tokens), regime)
+        return [tuple(node.pages) for node in nodes], length
 
     def missing(self, tables: Tables, length: int) -> tuple[int, ...]:
         """Return how many pages `reserve(tables, length)` would take of those available, by kind."""

@@ -86,7 +86,7 @@ class Positions:
         return offset if isinstance(offset, Positions) else cls(offset, seq)
 
     def table(self, config: RopeConfig) -> tuple[mx.array, mx.array]:
-        """Return what `rotate` multiplies by, twice (batch or 1, 1, seq, dims) in float32."""
+        """Return what `rotate` multiplies by, cosines and sines (batch or 1, 1, seq, 2, dims / 2) in float32."""
         if config not in self._tables:
             self._tables[config] = self._table(config)
         return self._tables[config]
@@ -97,7 +97,7 @@ class Positions:
         angles = positions.astype(mx.float32) / mx.array(rope_wavelengths(config), dtype=mx.float32)
         factor = rope_attention_factor(config)
         cos, sin = mx.cos(angles) * factor, mx.sin(angles) * factor
-        return mx.concatenate([cos, cos], axis=-1), mx.concatenate([-sin, sin], axis=-1)
+        return mx.stack([cos, cos], axis=-2), mx.stack([-sin, sin], axis=-2)
 
 
 Offset = int | mx.array | Positions
@@ -141,9 +141,8 @@ def rotate(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
 
     The pair (a, b) becomes (a cos - b sin, b cos + a sin), in float32; the minus stands in the table.
     """
-    dims = cos.shape[-1]
-    turned, rest = mx.split(x, [dims], axis=-1)
-    halves = turned.reshape(*turned.shape[:-1], 2, dims // 2)
-    swapped = halves[..., ::-1, :].reshape(turned.shape)
-    rotated = (turned * cos + swapped * sin).astype(x.dtype)
+    half = cos.shape[-1]
+    turned, rest = mx.split(x, [2 * half], axis=-1)
+    pairs = turned.reshape(*turned.shape[:-1], 2, half)
+    rotated = (pairs * cos + pairs[..., ::-1, :] * sin).astype(x.dtype).reshape(turned.shape)
     return mx.concatenate([rotated, rest], axis=-1) if rest.size else rotated

@@ -1,0 +1,303 @@
+"""A prompt's keys and values in a file, so that the next process does not compute them again.
+
+A safetensors file, which other tools can read:
+
+    __metadata__     what they depend on, as `Fingerprint` has it: all of it must be the same for them to be read
+    tokens           (length,) int32
+    layers.N.keys    (kv_heads, held, head_dim), of the last `held` tokens: all of them, but where a window has passed
+    layers.N.values  and the first pages were evicted
+
+Nothing in a file is trusted, and no name in it is looked up: names and shapes must be those that this model has.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+from tinyllm._mx import dtype_name, mx
+from tinyllm.checkpoint.files import find_weight_files
+from tinyllm.checkpoint.safetensors_header import BITS, TensorInfo, read_safetensors_header
+from tinyllm.checkpoint.weights import DTYPES
+from tinyllm.config.config import Config
+from tinyllm.config.reader import parse_json
+from tinyllm.engine.engine import Engine
+from tinyllm.errors import CheckpointError, CorruptFileError, PrefixFileError, UsageError
+from tinyllm.kv.manager import PageManager
+from tinyllm.kv.paged import carry_out_copies
+from tinyllm.kv.pages import PADDING
+
+__all__ = ["Fingerprint", "load_prefix", "save_prefix"]
+
+_METADATA, _TOKENS = "__metadata__", "tokens"
+_SAMPLE = 4096  # bytes
+_LONGEST_VALUE = 200  # characters that are shown
+_Layout = dict[str, tuple[str, tuple[int, ...]]]  # name -> dtype and shape, in the order of the data
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What the keys and values of a prompt depend on, as a file's metadata has it.
+
+    Which kernels computed them is not part of it, nor is the device: these differ in the last bits only.
+    """
+
+    dtype: str
+    page_size: str
+    rope: str
+    config: str
+    weights: str
+    cache: str = "TinyKvPagedCache"
+    version: str = "1"
+    format: str = "tinyllm prefix"
+
+    @classmethod
+    def of(cls, engine: Engine, folder: Path) -> Fingerprint:
+        """Take the fingerprint of a model that was loaded from `folder`. Raises CheckpointError."""
+        config = engine.model.config
+        return cls(
+            dtype=dtype_name(engine.model.dtype),
+            page_size=str(engine.pools.manager.page_size),
+            rope="; ".join(dict.fromkeys(repr(layer.attention.rope) for layer in config.layers)),
+            config=_config_digest(config),
+            weights=_weights_digest(folder),
+        )
+
+    def check(self, metadata: Mapping[str, Any], path: Path) -> None:
+        """Raise PrefixFileError, naming what differs, unless a file's metadata is this."""
+        ours = asdict(self)
+        if metadata.get("format") != self.format:
+            raise PrefixFileError(f"{path}: not a prefix that tinyllm saved: give another file")
+        for name in ("version", *ours):
+            if metadata.get(name) != ours[name]:
+                raise PrefixFileError(
+                    f"{path}: made with {name.replace('_', ' ')} {_brief(metadata.get(name))}, and this is"
+                    f" {_brief(ours[name])}: delete it to make a new one, or give another file"
+                )
+        if unknown := metadata.keys() - ours.keys():
+            raise PrefixFileError(f"{path}: made with {_brief(min(unknown))}, which is unknown: give another file")
+
+
+def save_prefix(engine: Engine, tokens: Sequence[int], path: Path, fingerprint: Fingerprint) -> int:
+    """Write what the engine has computed of a prompt's `tokens` to `path`; return how many tokens that is.
+
+    The file appears when it is whole, and only its owner may read it. One layer at a time is copied. Raises
+    PrefixFileError if nothing is there to be saved, and OSError.
+    """
+    pools, manager = engine.pools, engine.pools.manager
+    _check_shares(manager)
+    pages, length = manager.known(tokens)
+    if not length:
+        raise PrefixFileError(f"{path}: not written, since nothing of the prompt is computed")
+    columns = list(zip(*pages, strict=True))
+    firsts = [manager.page_size * _present_from(column) for column in columns]
+
+    def data() -> Iterator[mx.array]:
+        yield mx.array(list(tokens[:length]), dtype=mx.int32)
+        for kind, layer in pools.layers:
+            for array in pools.pools[kind].read(layer, columns[kind], firsts[kind], length):
+                yield array[0]
+
+    _write(path, asdict(fingerprint), _layout(engine, length, firsts), data())
+    return length
+
+
+def load_prefix(engine: Engine, path: Path, fingerprint: Fingerprint) -> tuple[int, ...]:
+    """Let requests find the prefix that is saved in `path`; return its tokens, those that the KV cache has room for.
+
+    They stay as long as others that are cached do. Raises PrefixFileError, by name, for a file that is damaged or
+    was made with something else, and where there is no room for any of it.
+    """
+    pools, manager = engine.pools, engine.pools.manager
+    _check_shares(manager)
+    saved = _SavedPrefix(path, engine, fingerprint)
+    tables = manager.open(())
+    try:
+        while (start := tables.length) < len(saved.tokens):
+            end = min(start + manager.page_size, len(saved.tokens))
+            if not manager.reserve(tables, end):
+                break
+            carry_out_copies(pools.pools)
+            absent = saved.put([table.pages for table in tables.by_kind], start, end)
+            for kind in absent:
+                tables.by_kind[kind].drop_before(end // manager.page_size)
+            manager.advance(tables, end, saved.tokens if len(absent) < len(pools.pools) else None)
+    except BaseException:
+        manager.drop(tables)  # zeroing is not needed: everything that was written is finite
+        raise
+    manager.release(tables)
+    _, length = manager.known(saved.tokens)
+    if not length:
+        raise PrefixFileError(f"{path}: the KV cache has no room for its {len(saved.tokens):,} tokens")
+    return saved.tokens[:length]
+
+
+class _SavedPrefix:
+    """A file whose header, metadata, names, shapes and tokens are checked. Its `tokens` are read, the rest is not.
+
+    Of each kind of layer it holds the positions from `firsts` on.
+    """
+
+    def __init__(self, path: Path, engine: Engine, fingerprint: Fingerprint) -> None:
+        self._path = path
+        self._dtype = engine.model.dtype
+        self._pools = engine.pools
+        self._tensors, metadata = _read_header(path)
+        fingerprint.check(metadata, path)
+        length = self._size(_TOKENS, axis=0)
+        if length < 1:
+            raise self._damaged("it has no tokens")
+        self.firsts = [0] * len(self._pools.pools)
+        for n, (kind, _) in enumerate(self._pools.layers):
+            self.firsts[kind] = length - self._size(_names(n)[0], axis=1)
+        expected = _layout(engine, length, self.firsts)
+        found = {name: (info.dtype, info.shape) for name, info in self._tensors.items()}
+        for name in sorted(expected.keys() | found.keys()):
+            if expected.get(name) != found.get(name):
+                raise self._damaged(f"{_brief(name)} is not what this model has")
+        size = self._pools.manager.page_size
+        for kind, first in zip(self._pools.manager.kinds, self.firsts, strict=True):
+            if first % size or not 0 <= first <= kind.first_page(length, size) * size:
+                raise self._damaged("it lacks keys and values of some tokens")
+        self.tokens: tuple[int, ...] = tuple(self._map(_TOKENS).tolist())
+        vocab = engine.model.config.vocab_size
+        if min(self.tokens) < 0 or max(self.tokens) >= vocab:
+            raise self._damaged(f"it has tokens that are not of the model's {vocab:,}")
+
+    def put(self, pages: Sequence[Sequence[int]], start: int, end: int) -> list[int]:
+        """Write the positions from `start` to `end`, one page, into the pools, where each kind has these `pages`.
+
+        Returns the kinds that the file does not have it of. Raises PrefixFileError, before anything is written, for
+        values that are not finite.
+        """
+        pools, new = self._pools.pools, list[tuple[int, int, list[mx.array]]]()
+        for n, (kind, layer) in enumerate(self._pools.layers):
+            first = self.firsts[kind]
+            if start >= first:
+                new.append((kind, layer, [self._read(name, start - first, end - first) for name in _names(n)]))
+        if not all(flag.item() for flag in [mx.isfinite(mx.stack(pair)).all() for _, _, pair in new]):
+            raise self._damaged("it holds inf or NaN")
+        for kind, layer, (keys, values) in new:
+            pools[kind].make_room(keys)
+            pools[kind].write(layer, pages[kind], start, keys, values)
+        mx.eval([array for pool in pools for array in (*pool.keys, *pool.values)])
+        return [kind for kind, first in enumerate(self.firsts) if start < first]
+
+    def _size(self, name: str, *, axis: int) -> int:
+        shape = self._tensors[name].shape if name in self._tensors else ()
+        return shape[axis] if axis < len(shape) else 0
+
+    def _read(self, name: str, start: int, end: int) -> mx.array:
+        return mx.array(self._map(name)[:, start:end]).view(self._dtype)
+
+    def _map(self, name: str) -> Any:
+        """Return a tensor's data, mapped: whole numbers as wide as its elements."""
+        import numpy as np  # takes a tenth of a second to import
+
+        info = self._tensors[name]
+        wide = {"I32": np.int32, "F32": np.uint32, "F16": np.uint16, "BF16": np.uint16}
+        return np.memmap(info.file, wide[info.dtype], mode="r", offset=info.start, shape=info.shape)
+
+    def _damaged(self, what: str) -> PrefixFileError:
+        return PrefixFileError(f"{self._path}: damaged, {what}: delete it to make a new one, or give another file")
+
+
+def _layout(engine: Engine, length: int, firsts: Sequence[int]) -> _Layout:
+    """Return what a file of `length` tokens holds, of each kind of layer from the first of `firsts` on."""
+    stored = next(name for name, dtype in DTYPES.items() if dtype == engine.model.dtype)
+    layout: _Layout = {_TOKENS: ("I32", (length,))}
+    for n, ((kind, _), layer) in enumerate(zip(engine.pools.layers, engine.model.config.layers, strict=True)):
+        shape = (layer.attention.num_kv_heads, length - firsts[kind], layer.attention.head_dim)
+        layout |= dict.fromkeys(_names(n), (stored, shape))
+    return layout
+
+
+def _present_from(pages: Sequence[int]) -> int:
+    """Return the index after the last page that is gone."""
+    return 1 + max((i for i, page in enumerate(pages) if page == PADDING), default=-1)
+
+
+def _names(layer: int) -> tuple[str, str]:
+    return f"layers.{layer}.keys", f"layers.{layer}.values"
+
+
+def _check_shares(manager: PageManager) -> None:
+    if not manager.shares:
+        raise UsageError("a prefix can be saved and loaded only where prefixes are shared, in the paged cache")
+
+
+def _write(path: Path, metadata: Mapping[str, str], layout: _Layout, data: Iterator[mx.array]) -> None:
+    """Write a safetensors file beside `path`, from arrays that are made one by one, and give it the name at the end."""
+    header: dict[str, Any] = {_METADATA: metadata}
+    position = 0
+    for name, (dtype, shape) in layout.items():
+        end = position + math.prod(shape) * BITS[dtype] // 8
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [position, end]}
+        position = end
+    content = json.dumps(header).encode()
+    content += b" " * (-len(content) % 8)
+    with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:  # its mode is 600
+        unfinished = Path(file.name)
+        try:
+            file.write(len(content).to_bytes(8, "little") + content)
+            for array in data:
+                file.write(memoryview(mx.contiguous(array).view(mx.uint8)))
+            file.flush()
+            unfinished.replace(path)
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise
+
+
+def _read_header(path: Path) -> tuple[dict[str, TensorInfo], Mapping[str, Any]]:
+    """Return the checked entries of a file's header, and its metadata, which may hold anything."""
+    try:
+        tensors = read_safetensors_header(path)
+        with path.open("rb") as file:
+            header = parse_json(file.read(int.from_bytes(file.read(8), "little")))
+    except CorruptFileError as error:
+        raise PrefixFileError(f"{path}: damaged, or not a prefix that tinyllm saved: give another file") from error
+    except (CheckpointError, OSError) as error:
+        raise PrefixFileError(f"{path}: not readable as a saved prefix") from error
+    metadata = header.get(_METADATA)
+    return tensors, metadata if isinstance(metadata, dict) else {}
+
+
+def _config_digest(config: Config) -> str:
+    """Return a digest of what a network computes, its names, limits and RoPE left out."""
+    return _digest(
+        repr((config.vocab_size, config.hidden_size, config.layers, config.tie_word_embeddings, config.quantization))
+    )
+
+
+def _weights_digest(folder: Path) -> str:
+    """Return a digest of a checkpoint: names, types and shapes of all tensors, and samples of their data.
+
+    Of each tensor the first, middle and last 4 KiB: gigabytes are not read. Training changes a tensor everywhere; a
+    change made by hand may lie between the samples. How tensors are dealt to files makes no difference.
+    """
+    tensors = [info for file in find_weight_files(folder).files for info in read_safetensors_header(file).values()]
+    total = sha256()
+    for info in sorted(tensors, key=lambda info: info.name):
+        total.update(repr((info.name, info.dtype, info.shape)).encode())
+        last = max(info.start, info.end - _SAMPLE)
+        with info.file.open("rb") as file:
+            for start in sorted({info.start, (info.start + last) // 2, last}):
+                file.seek(start)
+                total.update(file.read(min(_SAMPLE, info.end - start)))
+    return total.hexdigest()[:16]
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()[:16]
+
+
+def _brief(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
