@@ -68,8 +68,9 @@ class Statistics:
     """One answer in figures. Times are in seconds; `ttft_s` is from the request to its first token.
 
     Of the `prompt_tokens`, `cached_tokens` were computed before. `prefill_tps` and `decode_tps` are tokens per second
-    over the rest of the prompt and over the tokens after the first one, 0 where there were none. `peak_bytes` is the most memory that MLX has held, loading included; `kv_bytes` is the
-    size of the answer's cache. `sampling` is what was in force.
+    over the rest of the prompt and over the tokens after the first one, 0 where there were none. `peak_bytes` is the
+    most memory that MLX has held, loading included; `kv_bytes` is the size of the answer's cache. `sampling` is what
+    was in force.
     """
 
     prompt_tokens: int

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tinyllm.bench.result import NOISY, Result, Spread
 from tinyllm.errors import SlowerError, UsageError
@@ -28,7 +28,15 @@ RULE = (
     f" {_LEAST:.0%} of the old one."
 )
 
-Key = tuple[str, str, str, int]  # model, features, test, batch
+
+class Key(NamedTuple):
+    """What two reports must agree on for their rates to be compared."""
+
+    model: str
+    features: str
+    kv: str
+    test: str
+    batch: int
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,7 @@ class Change:
 
     model: str
     features: str
+    kv: str
     test: str
     batch: int
     old: float
@@ -63,10 +72,7 @@ def read_report(path: Path) -> Old:
     """Read what `-o json` wrote. Raises UsageError for anything else."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
-        rates = {
-            (r["model"]["name"], r["model"]["features"], r["test"], r["workload"]["batch"]): Spread(**r["tps"])
-            for r in report["results"]
-        }
+        rates = {_key(result): Spread(**result["tps"]) for result in report["results"]}
         return Old(path, dict(report["machine"]), rates)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(f"{path}: is not a report that tinyllm bench -o json wrote") from error
@@ -76,7 +82,8 @@ def compare(old: Old, results: Sequence[Result]) -> list[Change]:
     """Compare the tests that both reports have."""
     changes = []
     for result in results:
-        key = (result.model.name, result.model.features, result.workload.label, result.workload.batch)
+        model, workload = result.model, result.workload
+        key = Key(model.name, model.features, model.kv, workload.label, workload.batch)
         before, now = old.rates.get(key), result.tps
         if before is not None:
             change = now.median / before.median - 1
@@ -96,6 +103,11 @@ def beyond_noise(old: Spread, new: Spread) -> bool:
     """Whether two medians differ, by the rule of this module."""
     noise = math.hypot(_deviation(old), _deviation(new))
     return abs(new.median - old.median) > max(_DEVIATIONS * noise, _LEAST * old.median)
+
+
+def _key(result: Mapping[str, Any]) -> Key:
+    model = result["model"]
+    return Key(model["name"], model["features"], model["kv"], result["test"], result["workload"]["batch"])
 
 
 def _deviation(spread: Spread) -> float:

@@ -112,37 +112,40 @@ class _Course:
 
     def take(self, news: Sequence[Output]) -> None:
         """Take what one step of the engine brought."""
-        all_decode = all(self.tokens.values())
-        tokens = [output for output in news if not self._is_progress(output)]
-        for output in tokens:
-            if not self.tokens[output.request_id]:
-                self.ttft_s += output.at - self._prompt_begun
-                self._prompt_begun = output.at
-            self.tokens[output.request_id] += 1
-        if all_decode and len(tokens) == self.workload.batch:
-            self.ends = [*(self.ends or [self._last]), tokens[-1].at]
-        if tokens:
-            self._last, self.kv_bytes = tokens[-1].at, tokens[-1].kv_bytes
+        all_decode, before, made = all(self.tokens.values()), self._last, 0
+        for output in news:
+            if output.error is not None:
+                raise output.error
+            if output.token_id is not None:
+                self._take_token(output)
+                made += 1
+            elif output.prefilled == self.workload.depth:
+                self.begun = self._prompt_begun = output.at
+        if all_decode and made == self.workload.batch:
+            self.ends = [*(self.ends or [before]), self._last]
 
     def sample(self) -> Sample:
         """Return what was measured."""
         prompt, generate = self.workload.prompt, self.workload.generate
         gaps = tuple(after - before for before, after in pairwise(self.ends))
-        whole = self._last - self.begun
+        if prompt:
+            timed = self._last - self.begun if generate else self.ttft_s
+        else:
+            timed = self.ends[-1] - self.ends[0]
         return Sample(
-            timed_s=sum(gaps) if not prompt else whole if generate else self.ttft_s,
+            timed_s=timed,
             ttft_s=self.ttft_s if prompt else None,
             gaps_s=gaps,
             peak_bytes=mx.get_peak_memory(),
             kv_bytes=self.kv_bytes,
         )
 
-    def _is_progress(self, output: Output) -> bool:
-        if output.error is not None:
-            raise output.error
-        if output.token_id is None and output.prefilled == self.workload.depth:
-            self.begun = self._prompt_begun = output.at
-        return output.token_id is None
+    def _take_token(self, output: Output) -> None:
+        if not self.tokens[output.request_id]:  # it comes with the end of the prompt
+            self.ttft_s += output.at - self._prompt_begun
+            self._prompt_begun = output.at
+        self.tokens[output.request_id] += 1
+        self._last, self.kv_bytes = output.at, output.kv_bytes
 
 
 def _warm_up(workload: Workload, room: int) -> Workload:

@@ -72,9 +72,12 @@ def as_md(report: Report) -> str:
     lines = [report.title, *(_describe(subject) for subject in subjects)]
     lines.append(f"memory is read at {report.bandwidth / 1e9:.1f} GB/s (measured)")
     speed = {**_SPEED, "backend": lambda r: str(report.machine["backend"]), **_TEST}
-    if len({subject.features for subject in subjects}) == 1:
-        del speed["features"]
+    for column in ("features", "kv"):
+        if len({getattr(subject, column) for subject in subjects}) == 1:
+            del speed[column]
     details = {"test": lambda r: _name(r, subjects), **_DETAILS}
+    if all(result.workload.batch == 1 for result in results):
+        del details["a row"]
     parts = ["\n".join(f"- {line}" for line in lines), _columns(speed, results), _columns(details, results)]
     noisy = [f"{_name(r, subjects)} ({r.tps.relative:.0%})" for r in results if r.tps.relative > NOISY]
     if noisy:
@@ -107,13 +110,13 @@ def md_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def changes_table(changes: Sequence[Change]) -> str:
     """Write old and new side by side, and by which rule a change counts."""
-    header = ["model", "features", "test", "batch", "old t/s", "new t/s", "change", "beyond the noise"]
+    header = ["model", "features", "kv", "test", "batch", "old t/s", "new t/s", "change", "beyond the noise"]
     table = md_table(
         header,
         [
             [
-                *(c.model, c.features, c.test, str(c.batch), f"{c.old:.2f}", f"{c.new:.2f}", f"{c.change:+.1%}"),
-                "yes" if c.beyond_noise else "no",
+                *(c.model, c.features, c.kv, c.test, str(c.batch)),
+                *(f"{c.old:.2f}", f"{c.new:.2f}", f"{c.change:+.1%}", "yes" if c.beyond_noise else "no"),
             ]
             for c in changes
         ],
@@ -123,16 +126,24 @@ def changes_table(changes: Sequence[Change]) -> str:
 
 def _describe(subject: Subject) -> str:
     return (
-        f"{subject.name}: {subject.quantization} weights, computing in {subject.dtype}, {subject.features} kernels,"
-        f" dense KV cache, loaded in {subject.load_s:.2f} s"
+        f"{subject.name}: {subject.quantization} weights, computing in {subject.dtype}, mode {subject.features},"
+        f" {subject.kv} KV cache, loaded in {subject.load_s:.2f} s"
     )
 
 
 def _name(result: Result, subjects: Sequence[Subject]) -> str:
     """The test, and whose it is where there are several."""
-    models, features = {s.name for s in subjects}, {s.features for s in subjects}
-    whose = [result.model.name] * (len(models) > 1) + [result.model.features] * (len(features) > 1)
-    return " ".join([*whose, result.workload.label])
+    model, batch = result.model, result.workload.batch
+    whose = [
+        value
+        for value, all_values in (
+            (model.name, {s.name for s in subjects}),
+            (model.features, {s.features for s in subjects}),
+            (model.kv, {s.kv for s in subjects}),
+        )
+        if len(all_values) > 1
+    ]
+    return " ".join([*whose, result.workload.label, *([f"x {batch}"] if batch > 1 else [])])
 
 
 def _milliseconds(*seconds: float) -> str:
@@ -156,6 +167,7 @@ _SPEED: _Columns = {
 }
 _TEST: _Columns = {
     "features": lambda r: r.model.features,
+    "kv": lambda r: r.model.kv,
     "test": lambda r: r.workload.label,
     "batch": lambda r: str(r.workload.batch),
     "t/s": lambda r: f"{r.tps.mean:.2f} ± {r.tps.sd:.2f}",
@@ -166,6 +178,7 @@ _DETAILS: _Columns = {
     "prefill t/s": lambda r: f"{r.prefill_tps.median:.2f}" if r.prefill_tps else "-",
     "first token, ms": lambda r: _milliseconds(r.ttft_s.median) if r.ttft_s else "-",
     "decode t/s": lambda r: f"{r.decode_tps.median:.2f}" if r.decode_tps else "-",
+    "a row": lambda r: f"{r.decode_tps.median / r.workload.batch:.2f}" if r.decode_tps else "-",
     "between tokens p50 / p95 / max, ms": lambda r: (
         _milliseconds(r.gaps.p50_s, r.gaps.p95_s, r.gaps.max_s) if r.gaps else "-"
     ),

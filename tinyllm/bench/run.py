@@ -12,30 +12,32 @@ from tinyllm._mx import mx
 from tinyllm.bench.machine import describe_machine, measure_bandwidth
 from tinyllm.bench.measure import Schedule, measure
 from tinyllm.bench.memory import check_memory
+from tinyllm.bench.modes import Mode
 from tinyllm.bench.report import Report
 from tinyllm.bench.result import Result
 from tinyllm.bench.subject import load_subject
 from tinyllm.bench.workload import Workload, check_context
 from tinyllm.checkpoint.summary import summarize
 from tinyllm.config.config import Config
+from tinyllm.engine.engine import PREFILL_CHUNK
 
 __all__ = ["Plan", "run"]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure: each workload on each of `models` (name, folder), with each of `features`."""
+    """What to measure: each workload on each of `models` (name, folder), in each of `modes`."""
 
     models: Sequence[tuple[str, Path]]
     workloads: Sequence[Workload]
-    features: Sequence[str]
+    modes: Sequence[Mode]
     schedule: Schedule
 
     @property
     def runs(self) -> int:
         """How many times something is run."""
         each = self.schedule.repetitions + self.schedule.warmup
-        return each * len(self.workloads) * len(self.models) * len(self.features)
+        return each * len(self.workloads) * len(self.models) * len(self.modes)
 
 
 def run(plan: Plan, report: Callable[[str], None]) -> Report:
@@ -47,15 +49,19 @@ def run(plan: Plan, report: Callable[[str], None]) -> Report:
     for name, folder in plan.models:
         config, summary = Config.from_json_file(folder), summarize(folder)
         itemsize = 2 if hardware.has_gpu_backend() and config.dtype != "float32" else 4
-        check_context(plan.workloads, config, name)
-        weights = summary.memory_bytes * len(plan.features)
-        check_memory(plan.workloads, config, name, weight_bytes=weights, itemsize=itemsize)
+        check_context(plan.workloads, config, name, chunk=PREFILL_CHUNK)
+        weights = summary.memory_bytes * len(plan.modes)
+        check_memory(
+            plan.workloads, config, name, weight_bytes=weights, itemsize=itemsize, chunk=PREFILL_CHUNK
+        )
     machine, bandwidth = describe_machine(), measure_bandwidth()
     results: list[Result] = []
     for name, folder in plan.models:
         mx.clear_cache()
-        subjects = [load_subject(name, folder, features) for features in plan.features]
+        subjects = [load_subject(name, folder, mode, plan.workloads) for mode in plan.modes]
         results += measure(subjects, plan.workloads, plan.schedule, bandwidth=bandwidth, report=report)
-        del subjects
+        for _, engine in reversed(subjects):
+            engine.close()
+        del subjects, engine
         gc.collect()
-    return Report(asdict(machine), str(machine), bandwidth, {**asdict(plan.schedule), "kv": "dense"}, results)
+    return Report(asdict(machine), str(machine), bandwidth, asdict(plan.schedule), results)

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
 from tinyllm._mx import dtype_name, mx
 from tinyllm.bench.memory import kv_bytes_per_token
+from tinyllm.bench.modes import MEASURED, Mode, scatter
 from tinyllm.bench.result import Subject
+from tinyllm.bench.workload import Workload
 from tinyllm.checkpoint.summary import summarize
 from tinyllm.config.tensors import tensor_shapes
-from tinyllm.engine.engine import Engine
-from tinyllm.model.load import load_model
-from tinyllm.ops.features import FEATURES
+from tinyllm.engine.engine import PREFILL_CHUNK, Engine
+from tinyllm.engine.load import load_engine
 
 __all__ = ["load_subject"]
 
 
-def load_subject(name: str, folder: Path, features: str) -> tuple[Subject, Engine]:
-    """Load a folder's model, under the `name` that it is reported as, with the kernels of FEATURES[features]."""
+def load_subject(
+    name: str, folder: Path, mode: Mode = MEASURED["fused"], workloads: Sequence[Workload] = ()
+) -> tuple[Subject, Engine]:
+    """Load a folder's model, under the `name` that it is reported as, to run all rows of these workloads at once."""
+    rows = max((workload.batch for workload in workloads), default=1)
+    longest = max((w.positions + w.lead(PREFILL_CHUNK) for w in workloads), default=None)
     started = perf_counter()
-    model = load_model(folder, FEATURES[features])
+    engine = load_engine(folder, replace(mode.settings, batch=rows, max_context=longest))
     load_s = perf_counter() - started
-    config = model.config
+    if mode.scattered:
+        scatter(engine, workloads)
+    model, config = engine.model, engine.model.config
     size = held_bytes(model)
     looked_up = 0 if config.tie_word_embeddings else held_bytes(model.embed_tokens)  # one row of it is read
     subject = Subject(
@@ -34,10 +43,11 @@ def load_subject(name: str, folder: Path, features: str) -> tuple[Subject, Engin
         kv_bytes_per_token=kv_bytes_per_token(config, model.dtype.size),
         quantization=summarize(folder).quantization,
         dtype=dtype_name(model.dtype),
-        features=features,
+        features=mode.name,
+        kv=mode.settings.kv,
         load_s=load_s,
     )
-    return subject, Engine(model)
+    return subject, engine
 
 
 def held_bytes(part: object) -> int:

@@ -16,13 +16,16 @@ import typer
 from tinyllm.cli import console, options
 from tinyllm.cli.asking import Asking
 from tinyllm.cli.prompt import read_prompt
+from tinyllm.cli.prompt_cache import PromptCache
 from tinyllm.engine.request import SamplingParams
 from tinyllm.errors import UsageError
 from tinyllm.hub.sizes import disk_size
 
 if TYPE_CHECKING:
     from tinyllm.cli.progress import Progress
-    from tinyllm.llm import LLM, Answer, Statistics
+    from tinyllm.llm import LLM, Answer, Chunk, Statistics
+
+DEFAULT_BATCH = 8
 
 
 def generate(
@@ -63,6 +66,10 @@ def generate(
     output: options.Output = None,
     batch: options.Batch = None,
     in_order: options.InOrder = False,
+    prompt_cache: options.PromptCache = None,
+    kv_budget: options.KvBudget = None,
+    max_context: options.MaxContext = None,
+    no_wired_limit: options.NoWiredLimit = False,
     dtype: options.Dtype = None,
     device: options.Device = None,
     offline: options.Offline = False,
@@ -106,14 +113,22 @@ def generate(
             )
         options.check(settings, dtype, device)
         asking = Asking(settings, system, template_args, raw)
-        loading = partial(load, model=model, dtype=dtype, device=device, offline=offline)
+        cache = None if prompt_cache is None else PromptCache(prompt_cache)
+        _check_cache(cache, of_many=prompts is not None, max_tokens=max_tokens)
+        limits: dict[str, Any] = {
+            "kv_budget": options.read_kv_budget(kv_budget),
+            "max_context": max_context,
+            "wired": not no_wired_limit,
+            "batch": 1 if prompts is None else batch or DEFAULT_BATCH,
+        }
+        loading = partial(load, cache, model, offline, {"dtype": dtype, "device": device, **limits})
         with_figures = console.on_terminal() if stats is None else stats
         if prompts is None:
-            _answer(read_prompt(prompt), asking, loading, as_json=as_json, with_figures=with_figures)
+            _answer(read_prompt(prompt), asking, loading, cache, as_json=as_json, with_figures=with_figures)
         else:
             from tinyllm.cli.batch import Plan, answer_file
 
-            plan = Plan(prompts, "-" if output is None else output, batch or 8, in_order)
+            plan = Plan(prompts, "-" if output is None else output, limits["batch"], in_order)
             answer_file(plan, asking, loading, with_figures=with_figures, debug=debug)
 
     raise typer.Exit(console.run(command, debug=debug))
@@ -128,41 +143,65 @@ def _check_together(prompts: str | None, of_one: Mapping[str, bool], of_many: Ma
         raise UsageError(f"{given[0]} is for a single prompt, and --prompts gives a file of them")
 
 
-def load(progress: Progress, *, model: str | None, dtype: str | None, device: str | None, offline: bool) -> LLM:
-    """Find the model that a person means and load it, with progress shown."""
+def _check_cache(cache: PromptCache | None, *, of_many: bool, max_tokens: int | None) -> None:
+    """Raise UsageError where the file of --prompt-cache could not be made."""
+    if cache is None or cache.is_there:
+        return
+    if of_many:
+        raise UsageError(
+            f"--prompt-cache {cache.path}: make it with a single prompt first, then give it to --prompts"
+        )
+    if max_tokens == 0:
+        raise UsageError("--prompt-cache needs --max-tokens 1 or more: without an answer the prompt is not computed")
+
+
+def load(
+    cache: PromptCache | None, model: str | None, offline: bool, settings: Mapping[str, Any], progress: Progress
+) -> LLM:
+    """Find the model that a person means and load it, with `settings` of `LLM` and a saved prompt; show progress."""
     from tinyllm.hub.locate import find_model, model_name
 
     folder = find_model(model, offline=offline, report=console.say)
     progress.show(f"loading {model_name(folder)}")
     from tinyllm.llm import LLM
 
-    return LLM(folder, dtype=dtype, device=device)
+    llm = LLM(folder, **settings)
+    if cache is not None:
+        cache.load(llm, progress)
+    return llm
 
 
 def _answer(
-    text: str, asking: Asking, loading: Callable[[Progress], LLM], *, as_json: bool, with_figures: bool
+    text: str,
+    asking: Asking,
+    loading: Callable[[Progress], LLM],
+    cache: PromptCache | None,
+    *,
+    as_json: bool,
+    with_figures: bool,
 ) -> None:
     from tinyllm.cli.progress import Progress
 
     with Progress() as progress:
         llm = loading(progress)
         answer = asking.ask(llm, text)
+        chunks = answer if cache is None else cache.chunks(llm, answer, progress)
         if not as_json:
-            _print_text(answer, progress, with_figures=with_figures)
+            _print_text(answer, chunks, progress, with_figures=with_figures)
             return
         progress.show("answering")
-        report, interrupted = _report(llm, answer)
+        report, interrupted = _report(llm, answer, chunks)
         progress.clear()
         console.write(json.dumps(report, ensure_ascii=False) + "\n")
         if interrupted:
             raise KeyboardInterrupt
 
 
-def _print_text(answer: Answer, progress: Progress, *, with_figures: bool) -> None:
+def _print_text(answer: Answer, chunks: Iterator[Chunk], progress: Progress, *, with_figures: bool) -> None:
     """Stream the answer to stdout, and end its last line; reasoning is shown beside it on a terminal only."""
     prompt_tokens, last, thinking = len(answer.prompt_token_ids), "", False
     progress.show(f"reading the prompt: {prompt_tokens:,} tokens")
-    for chunk in answer:
+    for chunk in chunks:
         if 0 < chunk.prefilled < prompt_tokens:
             progress.show(f"reading the prompt: {chunk.prefilled:,} of {prompt_tokens:,} tokens")
         if chunk.reasoning:
@@ -186,8 +225,9 @@ def _print_text(answer: Answer, progress: Progress, *, with_figures: bool) -> No
 def figures(statistics: Statistics) -> Iterator[str]:
     """Say what an answer took, in two lines or three."""
     s = statistics
+    cached = f" ({s.cached_tokens:,} from the cache)" if s.cached_tokens else ""
     yield (
-        f"prompt {s.prompt_tokens:,} tokens, {s.prefill_tps:.1f} tokens/s"
+        f"prompt {s.prompt_tokens:,} tokens{cached}, {s.prefill_tps:.1f} tokens/s"
         f" · answer {s.completion_tokens:,} tokens, {s.decode_tps:.1f} tokens/s"
         f" · first token after {s.ttft_s:.2f} s"
     )
@@ -215,10 +255,10 @@ def _told(values: Mapping[str, Any]) -> list[str]:
     return [f"{name} {value}" for name, value in values.items()]
 
 
-def _report(llm: LLM, answer: Answer) -> tuple[dict[str, Any], bool]:
+def _report(llm: LLM, answer: Answer, chunks_of: Iterator[Chunk]) -> tuple[dict[str, Any], bool]:
     """Return what --json prints, and whether Ctrl-C ended the answer early: what there is of it is printed too."""
     with _cancelling(answer) as interrupted:
-        chunks = list(answer)
+        chunks = list(chunks_of)
     statistics = chunks[-1].statistics
     assert statistics is not None
     measured = asdict(statistics)
@@ -232,6 +272,7 @@ def _report(llm: LLM, answer: Answer) -> tuple[dict[str, Any], bool]:
         "finish_reason": chunks[-1].finish_reason,
         "stop": chunks[-1].stop,
         "prompt_tokens": statistics.prompt_tokens,
+        "cached_tokens": statistics.cached_tokens,
         "completion_tokens": statistics.completion_tokens,
         "seed": sampling.pop("seed"),
         "sampling": sampling,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import fields
+from fractions import Fraction
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -78,6 +80,23 @@ Batch = Annotated[
 InOrder = Annotated[
     bool, typer.Option("--in-order", help="With --prompts: write in the order of the prompts, not as they finish.")
 ]
+PromptCache = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Keep the computed prompt in FILE; if it is there, go on from what is the same."
+    ),
+]
+KvBudget = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="Most memory for the KV cache: 2GB, 512MiB, or 40% of what is left."),
+]
+MaxContext = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, help="Make room for prompts and answers of N tokens together, not more."),
+]
+NoWiredLimit = Annotated[
+    bool, typer.Option("--no-wired-limit", help="Do not have Metal keep the model's memory resident.")
+]
 Dtype = Annotated[str | None, typer.Option(metavar="TYPE", help="Compute in float32, float16 or bfloat16.")]
 Device = Annotated[str | None, typer.Option(metavar="DEVICE", help="Compute on cpu or gpu.")]
 Offline = Annotated[bool, typer.Option("--offline", help="Make no connection at all.")]
@@ -93,6 +112,13 @@ def check(settings: Mapping[str, Any], dtype: str | None, device: str | None) ->
         raise UsageError("--stop needs a text: a stop string must not be empty")
     names = {field.name for field in fields(SamplingParams)}
     SamplingParams(**{name: value for name, value in settings.items() if name in names and value is not None})
+
+
+def read_kv_budget(text: str | None) -> int | Fraction | None:
+    """Read a size in bytes, or a share. Raises UsageError for what is neither."""
+    from tinyllm.engine.plan import read_size
+
+    return None if text is None else read_size("--kv-budget", text)
 
 
 def read_logit_bias(pairs: list[str] | None) -> dict[int, float] | None:

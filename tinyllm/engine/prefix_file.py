@@ -162,8 +162,8 @@ class _SavedPrefix:
             if expected.get(name) != found.get(name):
                 raise self._damaged(f"{_brief(name)} is not what this model has")
         size = self._pools.manager.page_size
-        for kind, first in zip(self._pools.manager.kinds, self.firsts, strict=True):
-            if first % size or not 0 <= first <= kind.first_page(length, size) * size:
+        for form, first in zip(self._pools.manager.kinds, self.firsts, strict=True):
+            if first % size or not 0 <= first <= form.first_page(length, size) * size:
                 raise self._damaged("it lacks keys and values of some tokens")
         self.tokens: tuple[int, ...] = tuple(self._map(_TOKENS).tolist())
         vocab = engine.model.config.vocab_size
@@ -233,7 +233,7 @@ def _check_shares(manager: PageManager) -> None:
 
 
 def _write(path: Path, metadata: Mapping[str, str], layout: _Layout, data: Iterator[mx.array]) -> None:
-    """Write a safetensors file beside `path`, from arrays that are made one by one, and give it the name at the end."""
+    """Write a safetensors file from arrays that are made one by one, and give it its name when it is whole."""
     header: dict[str, Any] = {_METADATA: metadata}
     position = 0
     for name, (dtype, shape) in layout.items():
@@ -247,7 +247,7 @@ def _write(path: Path, metadata: Mapping[str, str], layout: _Layout, data: Itera
         try:
             file.write(len(content).to_bytes(8, "little") + content)
             for array in data:
-                file.write(memoryview(mx.contiguous(array).view(mx.uint8)))
+                file.write(memoryview(mx.contiguous(array).view(mx.uint8)))  # type: ignore[arg-type]
             file.flush()
             unfinished.replace(path)
         except BaseException:

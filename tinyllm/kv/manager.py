@@ -109,7 +109,7 @@ class PageManager:
     def known(self, tokens: Sequence[int], regime: str = "") -> tuple[list[tuple[int, ...]], int]:
         """Return the pages, one a kind, that hold what is known of `tokens`, and how many of these that is.
 
-        A page is 0 where a window has passed, and it was evicted. Nobody holds them: the next `reserve` may evict more.
+        A page is 0 where a window has passed and it was evicted. Nobody holds them: the next `reserve` may evict any.
         """
         nodes, length = self._index.match(tokens, len(tokens), regime)
         return [tuple(node.pages) for node in nodes], length
