@@ -253,7 +253,7 @@ class LLM:
         """Write the keys and values of a prompt that was answered (or is being answered), for `load_prefix`.
 
         Returns how many tokens they are of. The file, in place of any that is there, is readable for its owner alone.
-        Raises PrefixFileError if nothing of the prompt is computed, or is no longer kept, and OSError.
+        Raises PrefixFileError if nothing of the prompt is computed, or still kept, or the file cannot be written.
         """
         return self._worker.call(partial(_save_prefix, self.path, tuple(prompt_token_ids), Path(path)))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import tiny
@@ -15,43 +16,75 @@ CHUNK_S, FIRST_S, TOKEN_S = 2.0, 0.25, 0.5
 KV_BYTES = 4096
 
 
-class FakeEngine:
-    """Prefills CHUNK tokens in CHUNK_S seconds; the first token takes FIRST_S, and the n-th after it n * TOKEN_S."""
+@dataclass(eq=False)
+class Row:
+    """A request on its way: how much of its prompt is read, and how many tokens it has."""
 
-    def __init__(self, *, ends_early: bool = False) -> None:
+    id: int
+    request: Request
+    read: int = 0
+    made: int = 0
+
+
+class FakeEngine:
+    """Reads one prompt after another, CHUNK tokens in CHUNK_S seconds and the first token in FIRST_S more.
+
+    A token of every row that has its first one takes n * TOKEN_S, where the last of these rows has n already. As in
+    the real engine, those decode first that could when the last chunk was read.
+    """
+
+    def __init__(self, *, ends_early: bool = False, preempts: bool = False) -> None:
         self.now = 100.0
         self.context = 64
+        self.preemptions = 0
         self.requests: list[Request] = []
         config = Config.from_dict(tiny.config())
         self.model = SimpleNamespace(config=config, dtype=SimpleNamespace(size=4))
-        self._ends_early = ends_early
-        self._outputs: Iterator[Output] | None = None
+        self._ends_early, self._preempts = ends_early, preempts
+        self._waiting: deque[Row] = deque()
+        self._active: list[Row] = []
+        self._running: list[Row] = []
 
     def clock(self) -> float:
         return self.now
 
     @property
     def has_work(self) -> bool:
-        return self._outputs is not None
+        return bool(self._waiting or self._active)
 
     def add(self, request: Request) -> int:
         self.requests.append(request)
-        self._outputs = self._run(request)
-        return 1
+        self._waiting.append(Row(len(self.requests), request))
+        return len(self.requests)
+
+    def cancel(self, request_id: int) -> None:
+        self._active = [row for row in self._active if row.id != request_id]
+        self._waiting = deque(row for row in self._waiting if row.id != request_id)
 
     def step(self) -> list[Output]:
-        output = next(self._outputs)
-        if output.finish_reason:
-            self._outputs = None
-        return [output]
+        running = [row for row in self._running if row in self._active]
+        if running:
+            self.now += running[-1].made * TOKEN_S
+        news = [self._token(row) for row in running]
+        self._running = list(self._active)
+        if self._waiting:
+            news.append(self._read_chunk(self._waiting[0]))
+        return news
 
-    def _run(self, request: Request) -> Iterator[Output]:
-        prompt = len(request.prompt_ids)
-        for start in range(0, prompt, CHUNK):
-            self.now += CHUNK_S
-            yield Output(1, None, self.now, prefilled=min(start + CHUNK, prompt))
-        tokens = 1 if self._ends_early else request.max_tokens
-        for i in range(tokens):
-            self.now += i * TOKEN_S or FIRST_S
-            reason = "length" if i + 1 == tokens else None
-            yield Output(1, 7, self.now, reason, prefilled=prompt, kv_bytes=KV_BYTES)
+    def _read_chunk(self, row: Row) -> Output:
+        self.now += CHUNK_S
+        row.read = min(row.read + CHUNK, len(row.request.prompt_ids))
+        if row.read < len(row.request.prompt_ids):
+            return Output(row.id, None, self.now, prefilled=row.read)
+        self.now += FIRST_S
+        self.preemptions += self._preempts
+        self._waiting.popleft()
+        self._active.append(row)
+        return self._token(row)
+
+    def _token(self, row: Row) -> Output:
+        row.made += 1
+        over = row.made == (1 if self._ends_early else row.request.max_tokens)
+        if over:
+            self._active.remove(row)
+        return Output(row.id, 7, self.now, "length" if over else None, prefilled=row.read, kv_bytes=KV_BYTES * row.id)

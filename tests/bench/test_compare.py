@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from tinyllm.bench.compare import Change, Old, beyond_noise, compare, fail_if_slower, read_report
+from tinyllm.bench.compare import Change, Key, Old, beyond_noise, compare, fail_if_slower, read_report
 from tinyllm.bench.result import Result, Sample, Spread, Subject
 from tinyllm.bench.workload import Workload
 from tinyllm.errors import SlowerError, UsageError
 
-MODEL = Subject("tiny", 10, 1000, 800, 64, "f32", "float32", "fused", 0.5)
-KEY = ("tiny", "fused", "tg2", 1)
+MODEL = Subject("tiny", 10, 1000, 800, 64, "f32", "float32", "fused", "paged", 0.5)
+KEY = Key("tiny", "fused", "paged", "tg2", 1)
 
 
 def result(*rates: float) -> Result:
-    samples = [Sample(2 / rate, None, None, (1 / rate, 1 / rate), 900, 512) for rate in rates]
+    samples = [Sample(2 / rate, None, (1 / rate, 1 / rate), 900, 512) for rate in rates]
     return Result.of(MODEL, Workload(0, 2), samples, kv_bytes_read=0.0, bandwidth=1.0)
 
 
@@ -39,10 +39,10 @@ def test_the_rule(old: list[float], new: list[float], expected: bool) -> None:
 
 
 def test_tests_that_both_have_are_compared() -> None:
-    other = ("tiny", "fused", "pp9", 1)
+    other = KEY._replace(test="pp9")
     old = Old(Path("old.json"), {}, {KEY: Spread.of([100.0, 100.0]), other: Spread.of([1.0])})
     [change] = compare(old, [result(80.0, 80.0)])
-    assert (change.model, change.features, change.test, change.batch) == KEY
+    assert (change.model, change.features, change.kv, change.test, change.batch) == KEY
     assert (change.old, change.new, change.beyond_noise) == (100.0, pytest.approx(80.0), True)
     assert change.change == pytest.approx(-0.2)
 
@@ -74,7 +74,7 @@ def test_other_machines_are_told() -> None:
 
 def test_a_report_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "old.json"
-    row = {"test": "tg2", "model": {"name": "tiny", "features": "fused"}, "workload": {"batch": 1}}
+    row = {"test": "tg2", "model": {"name": "tiny", "features": "fused", "kv": "paged"}, "workload": {"batch": 1}}
     tps = {"n": 1, "median": 2.0, "mean": 2.0, "sd": 0.0, "min": 2.0, "max": 2.0}
     path.write_text(json.dumps({"machine": {"mlx": "1"}, "results": [{**row, "tps": tps}]}))
     assert read_report(path) == Old(path, {"mlx": "1"}, {KEY: Spread.of([2.0])})

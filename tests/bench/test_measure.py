@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,50 +11,87 @@ from fake_engine import CHUNK_S, FIRST_S, KV_BYTES, TOKEN_S, FakeEngine
 
 from tinyllm._mx import mx
 from tinyllm.bench.measure import Schedule, measure, run_once
+from tinyllm.bench.modes import MEASURED
 from tinyllm.bench.result import Sample, Subject
 from tinyllm.bench.subject import load_subject
 from tinyllm.bench.workload import Workload
+from tinyllm.engine.request import Output
+from tinyllm.kv.paged import PAGE_SIZE
 
 
 def run(workload: Workload) -> Sample:
     engine = FakeEngine()
-    return run_once(engine, workload, workload.prompt_ids(9, 0, 0), clock=engine.clock)
+    return run_once(engine, workload, workload.prompts(9, 0, 0), clock=engine.clock)
 
 
-def test_a_prompt_is_timed_to_its_end_and_to_the_first_token() -> None:
+def test_a_prompt_is_timed_to_the_first_token() -> None:
     sample = run(Workload(10, 0))
-    assert (sample.timed_s, sample.prefill_s, sample.ttft_s) == (3 * CHUNK_S, 3 * CHUNK_S, 3 * CHUNK_S + FIRST_S)
+    assert (sample.timed_s, sample.ttft_s) == (3 * CHUNK_S + FIRST_S, 3 * CHUNK_S + FIRST_S)
     assert (sample.gaps_s, sample.kv_bytes) == ((), KV_BYTES)
 
 
 def test_exactly_n_tokens_are_timed_after_the_one_that_comes_with_the_prompt() -> None:
     sample = run(Workload(0, 5))
     assert sample.gaps_s == tuple(n * TOKEN_S for n in (1, 2, 3, 4, 5))
-    assert (sample.timed_s, sample.prefill_s, sample.ttft_s) == (15 * TOKEN_S, None, None)
+    assert (sample.timed_s, sample.ttft_s) == (15 * TOKEN_S, None)
 
 
 def test_the_depth_is_computed_before_the_clock_starts() -> None:
     deep = run(Workload(8, 0, depth=12))
-    assert (deep.timed_s, deep.ttft_s) == (2 * CHUNK_S, 2 * CHUNK_S + FIRST_S)
+    assert deep.timed_s == deep.ttft_s == 2 * CHUNK_S + FIRST_S
     assert run(Workload(0, 5, depth=9)).timed_s == 15 * TOKEN_S
 
 
 def test_a_prompt_and_its_answer_are_timed_together() -> None:
     sample = run(Workload(8, 3))
     assert sample.timed_s == 2 * CHUNK_S + FIRST_S + 3 * TOKEN_S
-    assert (sample.prefill_s, sample.ttft_s) == (2 * CHUNK_S, 2 * CHUNK_S + FIRST_S)
+    assert sample.ttft_s == 2 * CHUNK_S + FIRST_S
     assert sample.gaps_s == (TOKEN_S, 2 * TOKEN_S)
     assert run(Workload(8, 3, depth=4)).timed_s == sample.timed_s
+
+
+def test_prompts_of_a_batch_are_timed_to_the_first_token_of_the_last_without_their_depths() -> None:
+    each = 2 * CHUNK_S + FIRST_S
+    for depth in (0, 12):
+        sample = run(Workload(8, 0, depth=depth, batch=3))
+        assert (sample.timed_s, sample.ttft_s, sample.gaps_s) == (3 * each, 3 * each, ())
+
+
+def test_steps_of_a_batch_are_timed_while_all_rows_decode() -> None:
+    """Not the step of the first row alone that the last prompt was read beside."""
+    engine = FakeEngine()
+    workload = Workload(0, 3, batch=2)
+    sample = run_once(engine, workload, workload.prompts(9, 0, 0), clock=engine.clock)
+    assert sample.gaps_s == tuple(n * TOKEN_S for n in (1, 2, 3))
+    assert (sample.timed_s, sample.ttft_s) == (6 * TOKEN_S, None)
+    assert sample.kv_bytes == 2 * KV_BYTES
+    first, second = engine.requests
+    assert first.max_tokens == second.max_tokens == 1 + 3 + workload.lead(256)
+    assert not engine.has_work
+
+
+def test_a_batch_of_prompts_and_answers_is_timed_from_end_to_end() -> None:
+    sample = run(Workload(4, 3, batch=2))
+    prompts = 2 * (CHUNK_S + FIRST_S)
+    assert sample.ttft_s == prompts
+    assert sample.gaps_s == (TOKEN_S,)  # then the first row has all of its tokens
+    assert sample.timed_s == prompts + TOKEN_S + TOKEN_S + 2 * TOKEN_S
 
 
 def test_an_answer_that_ends_early_is_no_measurement() -> None:
     engine = FakeEngine(ends_early=True)
     with pytest.raises(RuntimeError, match="tg5 made 1 tokens, not 6"):
-        run_once(engine, Workload(0, 5), (1,), clock=engine.clock)
+        run_once(engine, Workload(0, 5), [(1,)], clock=engine.clock)
+
+
+def test_a_row_that_had_to_give_way_is_no_measurement() -> None:
+    engine = FakeEngine(preempts=True)
+    with pytest.raises(RuntimeError, match="tg5: the 1 rows did not all run at once"):
+        run_once(engine, Workload(0, 5), [(1,)], clock=engine.clock)
 
 
 def subject(features: str) -> Subject:
-    return Subject("tiny", 1, 1000, 800, 256, "f32", "float32", features, 0.5)
+    return Subject("tiny", 1, 1000, 800, 256, "f32", "float32", features, "paged", 0.5)
 
 
 def test_subjects_take_turns_and_both_phases_are_warmed_up() -> None:
@@ -96,7 +134,7 @@ def test_a_warm_up_stays_within_the_context() -> None:
 
 def test_fault_46_a_model_that_says_its_end_at_once_still_makes_exactly_128(tmp_path: Path) -> None:
     folder = tiny.write_scripted_checkpoint(tmp_path, [tiny.EOS], end=tiny.EOS)
-    loaded, engine = load_subject("biased", folder, "fused")
+    loaded, engine = load_subject("biased", folder)
     ids: list[int | None] = []
     step = engine.step
 
@@ -114,10 +152,46 @@ def test_fault_46_a_model_that_says_its_end_at_once_still_makes_exactly_128(tmp_
 
 
 def test_peak_memory_is_of_the_run_and_the_cache_as_held(tiny_checkpoint: Path) -> None:
-    loaded, engine = load_subject("tiny", tiny_checkpoint, "fused")
+    loaded, engine = load_subject("tiny", tiny_checkpoint)
     big = mx.zeros((1 << 22,))
     mx.eval(big)
     del big
-    sample = run_once(engine, Workload(40, 0), tuple(range(40)))
+    sample = run_once(engine, Workload(40, 0), [range(40)])
     assert loaded.size_bytes < sample.peak_bytes < 1 << 24
-    assert sample.kv_bytes == 256 * loaded.kv_bytes_per_token  # buffers grow by 256 positions
+    assert sample.kv_bytes == PAGE_SIZE * loaded.kv_bytes_per_token
+
+
+@pytest.mark.parametrize("features", MEASURED)
+def test_rows_of_every_mode_compute_all_of_their_prompts(tiny_checkpoint: Path, features: str) -> None:
+    workload = Workload(0, 4, depth=40, batch=3)
+    loaded, engine = load_subject("tiny", tiny_checkpoint, MEASURED[features], [workload])
+    seen: list[Output] = []
+    step = engine.step
+
+    def listening() -> list[Output]:
+        outputs = step()
+        seen.extend(outputs)
+        return outputs
+
+    engine.step = listening
+    prompts = [tuple(range(40, 80))] * 3
+    sample = run_once(engine, workload, prompts)
+    assert len(sample.gaps_s) == 4 and sample.kv_bytes > 0
+    assert len({output.request_id for output in seen}) == 3
+    assert all(output.cached == 0 for output in seen)
+    assert loaded.kv == ("dense" if features == "dense" else "paged")
+
+
+def test_scattered_pages_never_lie_side_by_side(tmp_path: Path) -> None:
+    folder = tiny.write_checkpoint(tmp_path, config_overrides={"max_position_embeddings": 4096})
+    workload = Workload(0, 2, depth=1000, batch=2)
+    _, engine = load_subject("tiny", folder, MEASURED["scattered"], [workload])
+    manager = engine.pools.manager
+    for _ in range(3):  # also when pages have been given back
+        rows = [manager.open(()) for _ in range(2)]
+        assert all(manager.reserve(tables, workload.positions) for tables in rows)
+        for tables in rows:
+            pages = tables.by_kind[0].pages
+            assert len(pages) == 8 and all(after - before != 1 for before, after in pairwise(pages))
+        for tables in rows:
+            manager.release(tables)

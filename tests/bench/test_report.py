@@ -14,18 +14,18 @@ from tinyllm.bench.report import FORMATS, Report
 from tinyllm.bench.result import Result, Sample, Subject
 from tinyllm.bench.workload import Workload
 
-MODEL = Subject("tiny", 1_500_000, 6 << 20, 5 << 20, 2048, "bf16", "float32", "fused", 0.5)
+MODEL = Subject("tiny", 1_500_000, 6 << 20, 5 << 20, 2048, "bf16", "float32", "fused", "paged", 0.5)
 PROMPT = Result.of(
     MODEL,
     Workload(512, 0),
-    [Sample(t, t, t + 0.1, (), 9 << 20, 1024 * 2048) for t in (2.0, 4.0)],
+    [Sample(t, t, (), 9 << 20, 1024 * 2048) for t in (2.0, 4.0)],
     kv_bytes_read=None,
     bandwidth=1e9,
 )
 ANSWER = Result.of(
     MODEL,
     Workload(0, 2, depth=256),
-    [Sample(0.5, None, None, (0.2, 0.3), 8 << 20, 512 * 2048)],
+    [Sample(0.5, None, (0.2, 0.3), 8 << 20, 512 * 2048)],
     kv_bytes_read=float(1 << 20),
     bandwidth=1e9,
 )
@@ -35,7 +35,7 @@ REPORT = Report(
 
 MD = """\
 - tinyllm 1 on an Abacus
-- tiny: bf16 weights, computing in float32, fused kernels, dense KV cache, loaded in 0.50 s
+- tiny: bf16 weights, computing in float32, mode fused, paged KV cache, loaded in 0.50 s
 - memory is read at 1.0 GB/s (measured)
 
 | model |    size | params | backend | test       | batch |            t/s |
@@ -61,7 +61,7 @@ def test_md_is_the_table_of_llama_bench_with_details_below() -> None:
         "median t/s": "192.00",
         "min … max": "128.00 … 256.00",
         "prefill t/s": "192.00",
-        "first token, ms": "3100.0",
+        "first token, ms": "3000.0",
         "decode t/s": "-",
         "between tokens p50 / p95 / max, ms": "-",
         "peak memory": "9.0 MiB",
@@ -81,6 +81,16 @@ def test_features_have_a_column_where_there_are_several() -> None:
     assert "fused pp512 (47%), reference pp512 (47%)" in text
 
 
+def test_a_cache_has_a_column_and_a_batch_says_what_each_row_does() -> None:
+    dense = replace(MODEL, kv="dense")
+    batch = replace(ANSWER, model=dense, workload=replace(ANSWER.workload, batch=4))
+    text = FORMATS["md"](replace(REPORT, results=[ANSWER, batch]))
+    assert "| backend | kv    | test       | batch |" in text and "| CPU     | dense | tg2 @ d256 |     4 |" in text
+    assert "| decode t/s | a row |" in text and "|       4.00 |  1.00 |" in text
+    assert "dense tg2 @ d256 x 4" in text
+    assert "a row" not in FORMATS["md"](REPORT)
+
+
 def test_an_impossible_share_of_the_bandwidth_is_explained() -> None:
     assert "busier" not in FORMATS["md"](REPORT)
     assert "busier" in FORMATS["md"](replace(REPORT, results=[replace(ANSWER, bandwidth_share=1.2)]))
@@ -92,7 +102,7 @@ def test_json_keeps_every_sample() -> None:
     assert report["settings"] == {"repetitions": 2}
     prompt, answer = report["results"]
     assert (prompt["test"], answer["test"]) == ("pp512", "tg2 @ d256")
-    assert [sample["ttft_s"] for sample in prompt["samples"]] == [2.1, 4.1]
+    assert [sample["ttft_s"] for sample in prompt["samples"]] == [2.0, 4.0]
     assert answer["samples"][0]["gaps_s"] == [0.2, 0.3]
     assert (prompt["model"]["name"], prompt["decode_tps"]) == ("tiny", None)
     assert answer["workload"] == {"prompt": 0, "generate": 2, "depth": 256, "batch": 1}
@@ -108,7 +118,7 @@ def test_jsonl_is_one_whole_object_a_test() -> None:
 def test_csv_has_the_same_columns_whatever_a_test_measures() -> None:
     both = list(csv.DictReader(io.StringIO(FORMATS["csv"](REPORT))))
     assert [row["test"] for row in both] == ["pp512", "tg2 @ d256"]
-    assert (both[0]["ttft_s_min"], both[0]["gaps_p95_s"], both[0]["model_name"]) == ("2.1", "", "tiny")
+    assert (both[0]["ttft_s_min"], both[0]["gaps_p95_s"], both[0]["model_name"]) == ("2.0", "", "tiny")
     assert (both[1]["ttft_s_min"], both[1]["gaps_p95_s"], both[1]["workload_depth"]) == ("", "0.3", "256")
     for alone in (PROMPT, ANSWER):
         [row] = csv.DictReader(io.StringIO(FORMATS["csv"](replace(REPORT, results=[alone]))))
@@ -117,13 +127,13 @@ def test_csv_has_the_same_columns_whatever_a_test_measures() -> None:
 
 @pytest.mark.parametrize("form", ["md", "json"])
 def test_changes_are_part_of_the_report(form: str) -> None:
-    change = Change("tiny", "fused", "pp512", 1, 200.0, 150.0, -0.25, True)
+    change = Change("tiny", "fused", "paged", "pp512", 1, 200.0, 150.0, -0.25, True)
     text = FORMATS[form](replace(REPORT, changes=[change]))
     if form == "json":
         assert json.loads(text)["changes"][0]["beyond_noise"] is True
     else:
         assert text.splitlines()[-3:] == [
-            "| tiny  | fused    | pp512 |     1 |  200.00 |  150.00 | -25.0% | yes              |",
+            "| tiny  | fused    | paged | pp512 |     1 |  200.00 |  150.00 | -25.0% | yes              |",
             "",
             RULE,
         ]

@@ -67,6 +67,17 @@ def test_a_prompt_behind_a_depth_that_the_clock_cannot_start_at_is_refused() -> 
     assert make_workloads([0], [8], [], [100], [1], chunk=256)[0].label == "tg8 @ d100"
 
 
+def test_a_prompt_with_its_answer_behind_a_depth_is_refused_in_a_batch() -> None:
+    with pytest.raises(UsageError, match=r"--pg cannot .*\(-d 256 -b 4\)"):
+        make_workloads([], [], [(8, 8)], [0, 256], [1, 4], chunk=256)
+    assert len(make_workloads([8], [8], [], [256], [4], chunk=256)) == 2
+
+
+def test_the_first_row_is_ahead_by_a_token_for_each_chunk_of_the_others() -> None:
+    assert Workload(0, 8, batch=8).lead(chunk=256) == 7
+    assert Workload(0, 8, depth=257, batch=4).lead(chunk=256) == 3 * 2
+
+
 @pytest.mark.parametrize(
     ("workload", "prompt", "tokens"),
     [
@@ -79,22 +90,22 @@ def test_a_prompt_behind_a_depth_that_the_clock_cannot_start_at_is_refused() -> 
 )
 def test_a_request_is_what_the_workload_times_and_no_more(workload: Workload, prompt: int, tokens: int) -> None:
     assert (workload.prompt_tokens, workload.max_tokens) == (prompt, tokens)
-    assert len(workload.prompt_ids(100, seed=0, repetition=0)) == prompt
+    assert [len(ids) for ids in workload.prompts(100, seed=0, repetition=0)] == [prompt]
+    assert workload.lead(chunk=256) == 0
 
 
 def test_prompts_are_random_but_repeat_with_their_seed() -> None:
-    workload = Workload(64, 0)
-    ids = workload.prompt_ids(50, seed=1, repetition=0)
-    assert ids == workload.prompt_ids(50, seed=1, repetition=0)
-    assert (
-        len({ids, workload.prompt_ids(50, seed=2, repetition=0), workload.prompt_ids(50, seed=1, repetition=1)}) == 3
-    )
-    assert set(ids) <= set(range(50)) and len(set(ids)) > 10
+    workload = Workload(64, 0, batch=2)
+    draws = [workload.prompts(50, seed, repetition) for seed, repetition in ((1, 0), (2, 0), (1, 1))]
+    assert draws[0] == workload.prompts(50, seed=1, repetition=0)
+    assert len({ids for prompts in draws for ids in prompts}) == 6
+    assert set(draws[0][0]) <= set(range(50)) and len(set(draws[0][0])) > 10
 
 
 def test_a_test_beyond_the_context_is_refused_and_one_that_fills_it_is_not() -> None:
     config = Config.from_dict(tiny.config(max_position_embeddings=256))
-    check_context([Workload(255, 0), Workload(0, 254), Workload(200, 56)], config, "tiny")
-    for workload in (Workload(256, 0), Workload(0, 255), Workload(200, 57), Workload(0, 1, depth=255)):
+    check_context([Workload(255, 0), Workload(0, 254), Workload(200, 56)], config, "tiny", chunk=256)
+    too_long = [Workload(256, 0), Workload(0, 255), Workload(200, 57), Workload(0, 1, depth=255)]
+    for workload in (*too_long, Workload(0, 248, batch=8)):  # whose first row has 7 tokens when the last has one
         with pytest.raises(ContextLengthError, match="257 positions, and the context of tiny has 256"):
-            check_context([Workload(1, 0), workload], config, "tiny")
+            check_context([Workload(1, 0), workload], config, "tiny", chunk=256)

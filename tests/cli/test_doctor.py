@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from golden_cases import GOLDEN
@@ -14,9 +16,12 @@ from tinyllm import doctor
 from tinyllm._mx import mx
 from tinyllm.cli.app import app
 from tinyllm.config.config import Config
+from tinyllm.engine.engine import Engine
+from tinyllm.engine.request import Output
 from tinyllm.model.load import load_model
 
-CHECKS = len(doctor.GOLDEN) * 4  # float32 and the stored dtype, each fused and reference
+LOGITS = 6  # in float32 and the stored dtype: fused, reference, and paged
+CHECKS = len(doctor.GOLDEN) * (LOGITS + 3)  # and the ids of three engines
 
 
 @pytest.fixture(autouse=True)
@@ -38,11 +43,10 @@ def test_this_machine_computes_right() -> None:
     assert "tokenizers" in report["packages"]
     checks = report["checks"]
     assert len(checks) == CHECKS and all(check["agrees"] for check in checks)
-    assert {(check["dtype"], check["features"]) for check in checks} >= {
-        ("float32", "fused"),
-        ("float32", "reference"),
-        ("bfloat16", "fused"),
-        ("bfloat16", "reference"),
+    assert {(check["dtype"], check["way"]) for check in checks} >= {
+        *(("float32", way) for way in ("fused", "reference", "fused, paged")),
+        *(("bfloat16", way) for way in ("fused", "reference", "fused, paged")),
+        *(("float32", way) for way in ("eager steps", "compiled steps", "steps of a batch")),
     }
 
 
@@ -59,9 +63,9 @@ def test_a_wrong_number_is_shown_and_fails(tmp_path: Path, monkeypatch: pytest.M
     break_one(tmp_path, monkeypatch)
     done = run()
     assert done.exit_code == 1
-    assert done.stderr == f"tinyllm: 4 of {CHECKS} checks disagree on this machine: please report it\n"
+    assert done.stderr == f"tinyllm: {LOGITS} of {CHECKS} checks disagree on this machine: please report it\n"
     rows = [line for line in done.stdout.splitlines() if line.startswith("| WRONG")]
-    assert len(rows) == 4 and all("qwen3" in row for row in rows)
+    assert len(rows) == LOGITS and all("qwen3" in row for row in rows)
 
 
 def test_what_a_kernel_raises_is_part_of_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +89,41 @@ def test_a_fault_in_the_steps_after_a_prompt_alone_is_found(monkeypatch: pytest.
             return logits + 1 if ids.shape[1] == 1 else logits
 
     monkeypatch.setattr(doctor, "load_model", WrongSteps)
-    assert not any(check.agrees for check in doctor.check_golden("mistral"))
+    checks = [check for check in doctor.check_golden("mistral") if "steps" not in check.way]
+    assert len(checks) == LOGITS and not any(check.agrees for check in checks)
+
+
+def wrong_tokens(monkeypatch: pytest.MonkeyPatch, *, compiled: bool, gap: float) -> None:
+    """Have steps that are compiled, or not, choose another token, where the two best logits are `gap` apart."""
+
+    class Wrong(Engine):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self._wrong = options.get("compiled", True) == compiled and options.get("kv") != "dense"
+
+        def step(self) -> list[Output]:
+            return [self._changed(output) for output in super().step()]
+
+        def _changed(self, output: Output) -> Output:
+            assert output.logprobs is not None and output.token_id is not None
+            (best, value), (second, _) = output.logprobs.top
+            near = replace(output.logprobs, top=((best, value), (second, value - gap)))
+            return replace(output, token_id=output.token_id + self._wrong, logprobs=near)
+
+    monkeypatch.setattr(doctor, "Engine", Wrong)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_other_ids_of_one_way_to_run_are_wrong(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
+    wrong_tokens(monkeypatch, compiled=compiled, gap=0.5)
+    wrong = [check.way for check in doctor.check_golden("llama") if not check.agrees]
+    assert wrong == (["compiled steps", "steps of a batch"] if compiled else ["eager steps"])
+
+
+def test_other_ids_where_two_logits_are_as_good_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong_tokens(monkeypatch, compiled=False, gap=0.0009)
+    checks = {check.way: check for check in doctor.check_golden("llama")}
+    assert checks["eager steps"].agrees and checks["eager steps"].difference == pytest.approx(0.0009)
 
 
 def test_another_model_s_answers_are_wrong(tiny_checkpoint: Path) -> None:
@@ -96,7 +134,7 @@ def test_another_model_s_answers_are_wrong(tiny_checkpoint: Path) -> None:
 
 @pytest.mark.real_model
 def test_the_embedded_model_answers_as_recorded(real_model: Path) -> None:
-    assert doctor.check_model(real_model) == doctor.Check(real_model.name, "float32", "fused", 0, 0)
+    assert doctor.check_model(real_model) == doctor.Check(real_model.name, "float32", "answers", 0, 0)
 
 
 @pytest.mark.real_model

@@ -32,7 +32,9 @@ def qkv(seq: int, batch: int = 1, seed: int = 0) -> tuple[mx.array, mx.array, mx
 
 def whole(q: mx.array, k: mx.array, v: mx.array, spec: AttentionSpec) -> mx.array:
     """All positions at once, without a cache."""
-    return attention(q, k, v, scale=spec.scale, mask=causal_mask(k.shape[2], k.shape[2], spec.window), fused=False)
+    return attention(
+        q, k, v, AttentionSpec(spec.scale, fused=False), causal_mask(k.shape[2], k.shape[2], spec.window)
+    )
 
 
 def feed(cache: TinyKvFullCache, parts: list[int], start: int, *arrays: mx.array, spec: AttentionSpec) -> mx.array:
@@ -95,7 +97,7 @@ def test_a_mask_takes_the_place_of_causality_and_window() -> None:
     mask = mx.random.bernoulli(0.5, (5, 5), key=mx.random.key(3)) | mx.eye(5).astype(mx.bool_)
     for spec in SPECS.values():
         got = TinyKvFullCache().attend(q, k, v, spec, mask)
-        assert close(got, attention(q, k, v, scale=spec.scale, mask=mask, fused=False))
+        assert close(got, attention(q, k, v, AttentionSpec(spec.scale, fused=False), mask))
 
 
 def test_a_mask_spans_what_is_held_too() -> None:
@@ -105,7 +107,7 @@ def test_a_mask_spans_what_is_held_too() -> None:
         feed(cache, [4], 0, q, k, v, spec=spec)
         mask = mx.array([[True, False, True, False, True, False], [True] * 6])
         got = cache.attend(q[:, :, 4:], k[:, :, 4:], v[:, :, 4:], spec, mask)
-        assert close(got, attention(q[:, :, 4:], k, v, scale=spec.scale, mask=mask, fused=False))
+        assert close(got, attention(q[:, :, 4:], k, v, AttentionSpec(spec.scale, fused=False), mask))
 
 
 def test_a_mask_for_one_query_spans_all_positions_of_a_windowed_layer() -> None:
@@ -114,7 +116,7 @@ def test_a_mask_for_one_query_spans_all_positions_of_a_windowed_layer() -> None:
     feed(cache, [5], 0, q, k, v, spec=SPECS["window 4"])
     mask = mx.array([[True, False, True, False, True, True]])
     got = cache.attend(q[:, :, 5:], k[:, :, 5:], v[:, :, 5:], SPECS["window 4"], mask)
-    assert close(got, attention(q[:, :, 5:], k, v, scale=0.4, mask=mask, fused=False))
+    assert close(got, attention(q[:, :, 5:], k, v, AttentionSpec(0.4, fused=False), mask))
 
 
 def test_buffers_grow_by_whole_steps_and_their_bytes_are_counted() -> None:

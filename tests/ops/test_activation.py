@@ -8,7 +8,12 @@ from tinyllm._mx import mx
 from tinyllm.ops.activation import swiglu
 
 GATE, UP = mx.array([-100.0, -1.0, 0.0, 1.0, 100.0]), mx.array([3.0, 1.0, 5.0, -2.0, 0.5])
-WAYS = {"plain": {}, "fused": {"fused": True}, "with its own exponential": {"polynomial_exp": True}}
+WAYS = {
+    "plain": {},
+    "fused": {"fused": True},
+    "with its own exponential": {"polynomial_exp": True},
+    "with both": {"fused": True, "polynomial_exp": True},
+}
 
 
 @pytest.mark.parametrize("options", WAYS.values(), ids=list(WAYS))

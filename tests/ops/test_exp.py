@@ -42,14 +42,17 @@ def test_nan_stays_nan() -> None:
 def test_either_way_is_the_exponential(size: int) -> None:
     x = np.linspace(-80, 80, size).astype(np.float32)
     exact = np.exp(x.astype(np.float64))
-    assert (np.abs(np.array(exp(mx.array(x))) / exact - 1) < 2e-7 * (1 + np.abs(x))).all()
+    for fused in (False, True):
+        assert (np.abs(np.array(exp(mx.array(x), fused=fused)) / exact - 1) < 2e-7 * (1 + np.abs(x))).all()
 
 
 @pytest.mark.parametrize("size", [100, LEAST_SIZE])
 def test_swiglu_equals_its_definition_where_it_is_steep_and_where_it_is_flat(size: int) -> None:
     gate = mx.concatenate([normal(size) * 10, mx.array([-1e4, -100.0, 0.0, 100.0, 1e4])])
     up = normal(size + 5, seed=1)
-    assert mx.allclose(swiglu(gate, up, polynomial_exp=True), swiglu(gate, up), rtol=2e-5, atol=1e-6).item()
+    for fused in (False, True):
+        ours = swiglu(gate, up, polynomial_exp=True, fused=fused)
+        assert mx.allclose(ours, swiglu(gate, up), rtol=2e-5, atol=1e-6).item()
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2), (5, 1)])

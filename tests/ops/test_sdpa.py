@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tinyllm._mx import mx
-from tinyllm.ops.attention import attention, causal_mask
+from tinyllm.ops.attention import AttentionSpec, attention, causal_mask
 
 
 def close(a: mx.array, b: mx.array, tolerance: float = 1e-4) -> bool:
@@ -37,16 +37,16 @@ def test_the_fused_kernel_equals_its_reference(heads: int, kv_heads: int, seq: i
         "windowed": causal_mask(seq, keys, 2),
         "for each head": mx.random.normal((1, heads, seq, keys), key=mx.random.key(6)),
     }[kind]
-    fused = attention(q, k, v, scale=0.3, mask=mask)
+    fused = attention(q, k, v, AttentionSpec(0.3), mask)
     assert fused.shape == q.shape
-    assert close(fused, attention(q, k, v, scale=0.3, mask=mask, fused=False))
+    assert close(fused, attention(q, k, v, AttentionSpec(0.3, fused=False), mask))
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(mx.float16, 5e-3), (mx.bfloat16, 5e-2)], ids=str)
 def test_half_precision_stays_half_precision(dtype: mx.Dtype, tolerance: float) -> None:
     q, k, v = (array.astype(dtype) for array in qkv())
-    fused = attention(q, k, v, scale=0.3, mask="causal")
-    reference = attention(q, k, v, scale=0.3, mask="causal", fused=False)
+    fused = attention(q, k, v, AttentionSpec(0.3), "causal")
+    reference = attention(q, k, v, AttentionSpec(0.3, fused=False), "causal")
     assert fused.dtype == reference.dtype == dtype
     assert close(fused, reference, tolerance)
 
@@ -54,8 +54,10 @@ def test_half_precision_stays_half_precision(dtype: mx.Dtype, tolerance: float) 
 @pytest.mark.parametrize("fused", [True, False])
 def test_heads_share_keys_and_values_in_groups(fused: bool) -> None:
     q, k, v = qkv(heads=4, kv_heads=2)
-    shared = attention(q, k, v, scale=0.3, mask="causal", fused=fused)
-    repeated = attention(q, mx.repeat(k, 2, axis=1), mx.repeat(v, 2, axis=1), scale=0.3, mask="causal", fused=fused)
+    shared = attention(q, k, v, AttentionSpec(0.3, fused=fused), "causal")
+    repeated = attention(
+        q, mx.repeat(k, 2, axis=1), mx.repeat(v, 2, axis=1), AttentionSpec(0.3, fused=fused), "causal"
+    )
     assert close(shared, repeated)
 
 
@@ -63,16 +65,16 @@ def test_heads_share_keys_and_values_in_groups(fused: bool) -> None:
 @pytest.mark.parametrize("hidden", [mx.array(False), mx.array(-1e30)], ids=["boolean", "additive"])
 def test_a_row_that_sees_nothing_is_finite(fused: bool, hidden: mx.array) -> None:
     q, k, v = qkv()
-    attended = attention(q, k, v, scale=0.3, mask=mx.broadcast_to(hidden, (3, 7)), fused=fused)
+    attended = attention(q, k, v, AttentionSpec(0.3, fused=fused), mx.broadcast_to(hidden, (3, 7)))
     assert mx.all(mx.isfinite(attended)).item()
 
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_the_last_query_sees_the_last_key_and_no_query_sees_a_later_one(fused: bool) -> None:
     q, k, v = qkv(seq=3, keys=7)
-    before = attention(q, k, v, scale=0.3, mask="causal", fused=fused)
+    before = attention(q, k, v, AttentionSpec(0.3, fused=fused), "causal")
     changed = mx.concatenate([v[:, :, :6], v[:, :, 6:] + 100], axis=2)
-    after = attention(q, k, changed, scale=0.3, mask="causal", fused=fused)
+    after = attention(q, k, changed, AttentionSpec(0.3, fused=fused), "causal")
     assert close(before[:, :, :2], after[:, :, :2])
     assert not close(before[:, :, 2], after[:, :, 2])
 

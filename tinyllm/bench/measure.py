@@ -81,8 +81,10 @@ def run_once(
         engine.cancel(request_id)
     engine.step()  # waits for what still runs
     made = min(course.tokens.values())
-    if made < workload.max_tokens or engine.preemptions > preemptions:
-        raise RuntimeError(f"{workload.label} made {made} tokens, not {workload.max_tokens}, or ran out of pages")
+    if made < workload.max_tokens:
+        raise RuntimeError(f"{workload.label} made {made} tokens, not {workload.max_tokens}")
+    if engine.preemptions > preemptions or not (workload.prompt or course.over):
+        raise RuntimeError(f"{workload.label}: the {workload.batch} rows did not all run at once")
     return course.sample()
 
 
@@ -128,12 +130,9 @@ class _Course:
         """Return what was measured."""
         prompt, generate = self.workload.prompt, self.workload.generate
         gaps = tuple(after - before for before, after in pairwise(self.ends))
-        if prompt:
-            timed = self._last - self.begun if generate else self.ttft_s
-        else:
-            timed = self.ends[-1] - self.ends[0]
+        answered = self._last - self.begun if prompt else self.ends[-1] - self.ends[0]
         return Sample(
-            timed_s=timed,
+            timed_s=answered if generate else self.ttft_s,
             ttft_s=self.ttft_s if prompt else None,
             gaps_s=gaps,
             peak_bytes=mx.get_peak_memory(),

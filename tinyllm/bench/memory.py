@@ -29,7 +29,8 @@ def check_memory(
 ) -> None:
     """Raise DoesNotFitError, naming the test and what would fit, if one needs more than this machine has free.
 
-    `chunk` is the tokens of a prompt that the engine reads in one step. Raises ContextLengthError for more positions than the model has.
+    `chunk` is how many tokens of a prompt the engine reads in one step. Raises ContextLengthError for more positions
+    than the model has.
     """
     available = hardware.available_memory()
     for workload in workloads:

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from random import Random
 
-from tinyllm.bench.workload import Workload
-from tinyllm.engine.engine import PREFILL_CHUNK, Engine
 from tinyllm.engine.load import MODES, EngineSettings
-from tinyllm.errors import DoesNotFitError, UsageError
+from tinyllm.errors import UsageError
 
-__all__ = ["KV_KINDS", "MEASURED", "Mode", "choose_modes", "scatter"]
+__all__ = ["KV_KINDS", "MEASURED", "Mode", "choose_modes"]
 
 KV_KINDS = ("paged", "dense")
 
@@ -21,8 +18,8 @@ KV_KINDS = ("paged", "dense")
 class Mode:
     """A way to run a model, under the `name` that it is reported by.
 
-    No prefix is shared, so that every prompt is computed. `scattered` gives the engine pages that never lie side by
-    side, as a cache that has served many requests comes to hand them out.
+    No prefix is shared, so that every prompt is computed. `scattered` gives sequences pages that never lie side by
+    side: the worst that a cache can come to.
     """
 
     name: str
@@ -51,20 +48,3 @@ def choose_modes(names: Iterable[str], kvs: Sequence[str]) -> list[Mode]:
         mode = MEASURED[name]
         modes.append(replace(mode, settings=replace(mode.settings, kv="dense" if kv == "dense" else "paged")))
     return modes
-
-
-def scatter(engine: Engine, workloads: Iterable[Workload]) -> None:
-    """Leave an engine only pages whose neighbours are taken, in a random order, enough for any of these workloads.
-
-    Raises DoesNotFitError where there are not twice as many as they need.
-    """
-    manager = engine.pools.manager
-    size = manager.page_size
-    needed = max(w.batch * -(-(w.positions + w.lead(PREFILL_CHUNK)) // size) for w in workloads)
-    singles = [manager.open(()) for _ in range(2 * needed)]
-    if not all(manager.reserve(tables, size) for tables in singles):
-        raise DoesNotFitError(f"scattered pages take twice the KV cache, {2 * needed} pages, which do not fit")
-    spare = singles[::2]
-    Random(0).shuffle(spare)
-    for tables in spare:
-        manager.release(tables)

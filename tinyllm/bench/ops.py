@@ -1,8 +1,11 @@
 """The kernels of a decode step on a GPU, modelled: counted in the graph that the engine builds, on any machine.
 
-A `mx.fast` operation is one kernel on a GPU, though a CPU's graph holds its parts; so while the step is built, each
-is taken as one and its result as given. Of the rest of the graph, operations that only look at an array differently
-count as none, and every other one as one.
+The model is what it would be on a GPU: in its stored type, packed where it is, with the kernels that are settled
+there. The step is compiled as it is there, so that a chain of element-wise operations which MLX joins is one region.
+A `mx.fast` operation is one kernel on a GPU, though a CPU's graph holds its parts; so each is replaced by one that
+depends on the same arrays, which `mx.compile` cannot look into. Of the rest of the graph, operations that only look
+at an array differently count as none, a slice that is written at a start known to the device alone as two, and every
+other one as one.
 """
 
 from __future__ import annotations
@@ -12,66 +15,102 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
 
-from tinyllm._mx import mx
+from tinyllm._mx import dtype_name, mx
+from tinyllm.bench.modes import Mode
 from tinyllm.bench.report import md_table
-from tinyllm.bench.subject import load_subject
+from tinyllm.checkpoint.weights import WeightStore
+from tinyllm.config.config import Config
+from tinyllm.engine import compiler
 from tinyllm.engine.engine import Engine
+from tinyllm.engine.load import EngineSettings, load_engine
 from tinyllm.engine.request import Request
+from tinyllm.kv.paged import PAGE_SIZE, Placement, TinyKvPagedStep
+from tinyllm.model.transformer import ModelForCausalLM
+from tinyllm.ops.features import ModelFeatures
 
-__all__ = ["count_ops", "host_seconds", "layer_ops", "step_ops"]
+__all__ = ["count_ops", "host_seconds", "layer_ops", "load_as_on_gpu", "step_ops"]
 
 _VIEWS = frozenset(
-    "Reshape Transpose Split Slice Squeeze ExpandDims Broadcast Flatten Unflatten AsStrided View".split()
+    "Reshape Transpose Split Slice Squeeze ExpandDims Broadcast Flatten Unflatten AsStrided View Depends".split()
 )
 _KINDS: Mapping[str, str] = {
     **dict.fromkeys(["Matmul", "AddMM", "GatherMM", "QuantizedMatmul", "GatherQMM"], "matrix product"),
-    **dict.fromkeys(["SliceUpdate", "DynamicSliceUpdate", "Scatter"], "cache write"),
-    "Gather": "lookup",
-    "Compiled": "compiled region",
+    **dict.fromkeys(["SliceUpdate", "DynamicSliceUpdate", "Scatter", "ScatterAxis"], "cache write"),
+    **dict.fromkeys(["Gather", "GatherAxis"], "lookup"),
 }
+_COMPILED = "Compiled"  # followed by what it is made of
+_KERNELS: Mapping[str, int] = {"DynamicSliceUpdate": 2}  # one computes the offset
 _FAST = ("rms_norm", "rope", "scaled_dot_product_attention")
-_NODE = re.compile(r'\{ (\d+) \[label ="(\w+)"')
+_LABEL = re.compile(r'\[label ="(\w+)"')
 _HOST_STEPS = 16
 
 
-def count_ops(name: str, folder: Path, features: str) -> str:
+def count_ops(name: str, folder: Path, mode: Mode) -> str:
     """Load a model, and write the table of a decode step: kernels by kind, in all and a layer."""
-    subject, engine = load_subject(name, folder, features)
-    step, layer = step_ops(engine), layer_ops(engine)
+    engine = load_engine(folder, replace(mode.settings, batch=1))
     host = host_seconds(engine)
+    engine.close()
+    del engine
+    model = load_as_on_gpu(folder, mode.settings.features)
+    step, layer = step_ops(model, mode.settings), layer_ops(model, mode.settings)
     rows = [[kind, str(count), str(layer[kind])] for kind, count in step.most_common()]
     total = ["all", str(step.total()), str(layer.total())]
     return (
-        f"{subject.name}, {features} kernels: a decode step as a GPU would dispatch it (modelled from its graph);"
-        f" host time outside evaluation {host * 1e3:.2f} ms a step (median of {_HOST_STEPS})\n\n"
+        f"{name}, mode {mode.name}, {mode.settings.kv} KV cache, {len(model.layers)} layers in"
+        f" {dtype_name(model.dtype)}: a decode step as a GPU would dispatch it (modelled from its graph);"
+        f" host time outside evaluation {host * 1e3:.2f} ms a step on this machine (median of {_HOST_STEPS})\n\n"
         + md_table(["kind", "a step", "a layer"], [*rows, total])
         + "\n"
     )
 
 
-def step_ops(engine: Engine) -> Counter[str]:
-    """Count the kernels of the whole step: the network, and the choice of the token."""
-    request_id = _begin_answer(engine, tokens=3)
+def load_as_on_gpu(folder: Path, features: ModelFeatures) -> ModelForCausalLM:
+    """Load a checkpoint as it would be on a GPU, whatever this machine has."""
+    config = Config.from_json_file(folder)
+    store = WeightStore.from_path(folder, config)
+    dtype = store.stored_dtype
+    features = features.settled(on_cpu=False, float32=dtype == mx.float32)
+    return ModelForCausalLM(config, store.cast(dtype, expand=False), features)
+
+
+def step_ops(model: ModelForCausalLM, settings: EngineSettings) -> Counter[str]:
+    """Count the kernels of the whole step: the network, and the choice of the likeliest token."""
+    with _replaced(compiler, on_cpu=lambda: False):  # it is compiled without a compiler being there
+        engine = Engine(model, kv=settings.kv, compiled=settings.compiled, share=False, max_rows=1)
+    with _uncompiled():
+        _begin_answer(engine, tokens=3)
     dispatched: list[mx.array] = []
     with _replaced(mx, async_eval=lambda *arrays: dispatched.extend(arrays)):
-        counts = _ops_of(engine.step, dispatched)
-    engine.cancel(request_id)
-    return counts
+        return _ops_of(engine.step, dispatched)
 
 
-def layer_ops(engine: Engine) -> Counter[str]:
+def layer_ops(model: ModelForCausalLM, settings: EngineSettings) -> Counter[str]:
     """Count the kernels of the first layer alone."""
-    model = engine.model
-    block, cache = model.layers[0], model.create_kv_cache()[0]
+    block, shape = model.layers[0], model.config.layers[0].attention
     x = mx.zeros((1, 1, model.config.hidden_size), dtype=model.dtype)
-    mx.eval(block(x, 0, cache))  # the cache has its buffer from here on
     outputs: list[mx.array] = []
-    return _ops_of(lambda: outputs.append(block(x, 1, cache)), outputs)
+    if settings.kv == "dense":
+        cache = model.create_kv_cache()[0]
+        with _uncompiled():
+            mx.eval(block(x, 0, cache))  # the cache has its buffer from here on
+        return _ops_of(lambda: outputs.append(block(x, 1, cache)), outputs)
+
+    def layer(x: mx.array, position: mx.array, keys: mx.array, values: mx.array, seen: mx.array) -> mx.array:
+        placement = Placement(slots=position, first=position, span=(0, PAGE_SIZE))
+        return block(x, position, TinyKvPagedStep(keys, values, placement, seen, PAGE_SIZE))
+
+    pool = (shape.num_kv_heads, PAGE_SIZE, shape.head_dim)
+    keys, values = mx.zeros(pool, dtype=model.dtype), mx.zeros(pool, dtype=model.dtype)
+    inputs = x, mx.array([1]), keys, values, mx.ones((1, 1, 1, PAGE_SIZE), dtype=mx.bool_)
+    mx.eval(inputs)
+    function = mx.compile(layer) if settings.compiled else layer
+    return _ops_of(lambda: outputs.append(function(*inputs)), outputs)
 
 
 def host_seconds(engine: Engine) -> float:
@@ -97,24 +136,22 @@ def host_seconds(engine: Engine) -> float:
     return median(seconds)
 
 
-def _begin_answer(engine: Engine, tokens: int) -> int:
-    """Leave the engine in the middle of an answer, with `tokens` - 1 still to come; return the request's id."""
-    request_id = engine.add(Request((0,), max_tokens=tokens))
+def _begin_answer(engine: Engine, tokens: int) -> None:
+    """Leave the engine in the middle of an answer, with `tokens` - 1 still to come."""
+    engine.add(Request((0,), max_tokens=tokens))
     while not any(output.token_id is not None for output in engine.step()):
         pass
-    return request_id
 
 
 def _ops_of(build: Callable[[], object], outputs: list[mx.array]) -> Counter[str]:
-    """Count the kernels of the graph that `build` puts into `outputs`."""
+    """Count the kernels of the graph that `build` puts into `outputs`, which nothing evaluates."""
     counts: Counter[str] = Counter()
 
     def one_kernel(name: str) -> Callable[..., mx.array]:
         def stand_in(x: mx.array, *arguments: Any, **options: Any) -> mx.array:
             counts[f"mx.fast.{name}"] += 1
-            outputs.extend(a for a in (x, *arguments) if isinstance(a, mx.array))
-            result = mx.zeros_like(x)
-            mx.eval(result)
+            given = [a for a in (x, *arguments, *options.values()) if isinstance(a, mx.array)]
+            result: mx.array = mx.depends(x, given)
             return result
 
         return stand_in
@@ -123,10 +160,22 @@ def _ops_of(build: Callable[[], object], outputs: list[mx.array]) -> Counter[str
         build()
     graph = io.StringIO()
     mx.export_to_dot(graph, *outputs)
-    for label in dict(_NODE.findall(graph.getvalue())).values():
-        if label not in _VIEWS:
-            counts[_KINDS.get(label, "element-wise or reduction")] += 1
+    for label in _LABEL.findall(graph.getvalue()):
+        if label.startswith(_COMPILED):
+            counts["compiled region"] += 1
+        elif label not in _VIEWS:
+            counts[_KINDS.get(label, "element-wise or reduction")] += _KERNELS.get(label, 1)
     return counts
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Evaluate what is compiled on a GPU without compiling it, which would need a compiler here."""
+    mx.disable_compile()
+    try:
+        yield
+    finally:
+        mx.enable_compile()
 
 
 @contextmanager

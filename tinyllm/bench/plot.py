@@ -8,7 +8,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tinyllm.bench.report import Report
+from tinyllm.bench.report import Report, differing
 from tinyllm.bench.result import Result, Spread
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ def draw(report: Report, path: Path) -> None:
 
 
 def _bars(axes: Axes, results: Sequence[Result], panel: _Panel, rows: int) -> None:
-    variants = list(dict.fromkeys((result.model.name, result.model.features) for result in results))
-    colors = [_COLORS[variants.index((r.model.name, r.model.features)) % len(_COLORS)] for r in results]
+    variants = list(dict.fromkeys(result.model for result in results))
+    colors = [_COLORS[variants.index(result.model) % len(_COLORS)] for result in results]
     medians, deviations = _values(results, panel)
     bars = axes.barh(range(len(results)), medians, xerr=deviations, color=colors, ecolor="#555555", height=0.6)
     axes.bar_label(bars, [f"{value:,.{0 if value >= 100 else 1}f}" for value in medians], padding=6)
@@ -91,12 +91,8 @@ def _values(results: Sequence[Result], panel: _Panel) -> tuple[list[float], list
 
 
 def _name(result: Result, results: Sequence[Result]) -> str:
-    """The test, and of model, features and batch what is not the same in all results."""
-    parts = [result.workload.label]
-    if len({r.model.name for r in results}) > 1:
-        parts.append(result.model.name)
-    if len({r.model.features for r in results}) > 1:
-        parts.append(result.model.features)
+    """The test, and of model, features, kv and batch what is not the same in all results."""
+    parts = [result.workload.label, *(cell(result) for cell in differing(results).values())]
     if len({r.workload.batch for r in results}) > 1:
         parts.append(f"batch {result.workload.batch}")
     return ", ".join(parts)

@@ -12,7 +12,7 @@ from typing import Any
 from tinyllm.bench.compare import RULE, Change
 from tinyllm.bench.result import NOISY, Gaps, Result, Spread, Subject
 
-__all__ = ["FORMATS", "Report", "changes_table", "md_table"]
+__all__ = ["FORMATS", "Report", "changes_table", "differing", "md_table"]
 
 
 @dataclass(frozen=True)
@@ -72,14 +72,13 @@ def as_md(report: Report) -> str:
     lines = [report.title, *(_describe(subject) for subject in subjects)]
     lines.append(f"memory is read at {report.bandwidth / 1e9:.1f} GB/s (measured)")
     speed = {**_SPEED, "backend": lambda r: str(report.machine["backend"]), **_TEST}
-    for column in ("features", "kv"):
-        if len({getattr(subject, column) for subject in subjects}) == 1:
-            del speed[column]
-    details = {"test": lambda r: _name(r, subjects), **_DETAILS}
+    for column in {"features", "kv"} - differing(results).keys():
+        del speed[column]
+    details = {"test": lambda r: _name(r, results), **_DETAILS}
     if all(result.workload.batch == 1 for result in results):
         del details["a row"]
     parts = ["\n".join(f"- {line}" for line in lines), _columns(speed, results), _columns(details, results)]
-    noisy = [f"{_name(r, subjects)} ({r.tps.relative:.0%})" for r in results if r.tps.relative > NOISY]
+    noisy = [f"{_name(r, results)} ({r.tps.relative:.0%})" for r in results if r.tps.relative > NOISY]
     if noisy:
         parts.append(f"The spread is over {NOISY:.0%} of the mean: {', '.join(noisy)}.")
     if any((r.bandwidth_share or 0) > 1 for r in results):
@@ -90,6 +89,11 @@ def as_md(report: Report) -> str:
 
 
 FORMATS: Mapping[str, Callable[[Report], str]] = {"md": as_md, "csv": as_csv, "json": as_json, "jsonl": as_jsonl}
+
+
+def differing(results: Sequence[Result]) -> dict[str, Callable[[Result], str]]:
+    """Return what tells the subjects of these results apart: those of model, features and kv that differ."""
+    return {name: cell for name, cell in _VARIANT.items() if len({cell(result) for result in results}) > 1}
 
 
 def md_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -131,19 +135,11 @@ def _describe(subject: Subject) -> str:
     )
 
 
-def _name(result: Result, subjects: Sequence[Subject]) -> str:
-    """The test, and whose it is where there are several."""
-    model, batch = result.model, result.workload.batch
-    whose = [
-        value
-        for value, all_values in (
-            (model.name, {s.name for s in subjects}),
-            (model.features, {s.features for s in subjects}),
-            (model.kv, {s.kv for s in subjects}),
-        )
-        if len(all_values) > 1
-    ]
-    return " ".join([*whose, result.workload.label, *([f"x {batch}"] if batch > 1 else [])])
+def _name(result: Result, results: Sequence[Result]) -> str:
+    """The test, how many at once, and whose it is where there are several."""
+    whose = [cell(result) for cell in differing(results).values()]
+    rows = [f"x {result.workload.batch}"] * (result.workload.batch > 1)
+    return " ".join([*whose, result.workload.label, *rows])
 
 
 def _milliseconds(*seconds: float) -> str:
@@ -160,14 +156,19 @@ def _kib(count: float) -> str:
 
 _Columns = Mapping[str, Callable[[Result], str]]
 
-_SPEED: _Columns = {
+_VARIANT: _Columns = {
     "model": lambda r: r.model.name,
+    "features": lambda r: r.model.features,
+    "kv": lambda r: r.model.kv,
+}
+_SPEED: _Columns = {
+    "model": _VARIANT["model"],
     "size": lambda r: _mib(r.model.size_bytes),
     "params": lambda r: f"{r.model.params / 1e6:.2f} M",
 }
 _TEST: _Columns = {
-    "features": lambda r: r.model.features,
-    "kv": lambda r: r.model.kv,
+    "features": _VARIANT["features"],
+    "kv": _VARIANT["kv"],
     "test": lambda r: r.workload.label,
     "batch": lambda r: str(r.workload.batch),
     "t/s": lambda r: f"{r.tps.mean:.2f} ± {r.tps.sd:.2f}",

@@ -51,9 +51,7 @@ def run(plan: Plan, report: Callable[[str], None]) -> Report:
         itemsize = 2 if hardware.has_gpu_backend() and config.dtype != "float32" else 4
         check_context(plan.workloads, config, name, chunk=PREFILL_CHUNK)
         weights = summary.memory_bytes * len(plan.modes)
-        check_memory(
-            plan.workloads, config, name, weight_bytes=weights, itemsize=itemsize, chunk=PREFILL_CHUNK
-        )
+        check_memory(plan.workloads, config, name, weight_bytes=weights, itemsize=itemsize, chunk=PREFILL_CHUNK)
     machine, bandwidth = describe_machine(), measure_bandwidth()
     results: list[Result] = []
     for name, folder in plan.models:

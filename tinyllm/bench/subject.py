@@ -10,8 +10,9 @@ from time import perf_counter
 
 from tinyllm._mx import dtype_name, mx
 from tinyllm.bench.memory import kv_bytes_per_token
-from tinyllm.bench.modes import MEASURED, Mode, scatter
+from tinyllm.bench.modes import MEASURED, Mode
 from tinyllm.bench.result import Subject
+from tinyllm.bench.scattered import load_scattered
 from tinyllm.bench.workload import Workload
 from tinyllm.checkpoint.summary import summarize
 from tinyllm.config.tensors import tensor_shapes
@@ -28,10 +29,11 @@ def load_subject(
     rows = max((workload.batch for workload in workloads), default=1)
     longest = max((w.positions + w.lead(PREFILL_CHUNK) for w in workloads), default=None)
     started = perf_counter()
-    engine = load_engine(folder, replace(mode.settings, batch=rows, max_context=longest))
-    load_s = perf_counter() - started
     if mode.scattered:
-        scatter(engine, workloads)
+        engine = load_scattered(folder, mode.settings, rows=rows, tokens=longest)
+    else:
+        engine = load_engine(folder, replace(mode.settings, batch=rows, max_context=longest))
+    load_s = perf_counter() - started
     model, config = engine.model, engine.model.config
     size = held_bytes(model)
     looked_up = 0 if config.tie_word_embeddings else held_bytes(model.embed_tokens)  # one row of it is read

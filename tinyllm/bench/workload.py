@@ -65,7 +65,7 @@ class Workload:
         return 0 if self.prompt else (self.batch - 1) * -(-self.prompt_tokens // chunk)
 
     def prompts(self, vocab_size: int, seed: int, repetition: int) -> list[tuple[int, ...]]:
-        """Draw a prompt for each row: the same for the same seed, others in each repetition, so that none is cached."""
+        """Draw a prompt for each row: the same for the same seed, and others in each repetition."""
         random = Random(f"{seed} {self} {repetition}")
         return [tuple(random.choices(range(vocab_size), k=self.prompt_tokens)) for _ in range(self.batch)]
 
@@ -100,9 +100,9 @@ def make_workloads(
 ) -> list[Workload]:
     """Cross everything; a count of 0 leaves its workloads out.
 
-    Raises UsageError when nothing is left, and where the clock could not start behind a depth: before a prompt, if the
-    depth is no multiple of `chunk`, the tokens that the engine reads in one step; and before a prompt with an answer,
-    if there are several rows, since the depths of some are read while others answer.
+    Raises UsageError when nothing is left, and where the clock could not start behind a depth: before a prompt, if
+    the depth is no multiple of `chunk`, the tokens that the engine reads in one step; and before a prompt with an
+    answer, if there are several rows, since the depths of some are read while others answer.
     """
     shapes = [*((p, 0) for p in prompts if p), *((0, n) for n in generates if n), *pairs]
     workloads = [Workload(*shape, depth, batch) for depth, batch, shape in product(depths, batches, shapes)]
@@ -115,7 +115,9 @@ def make_workloads(
                 " alone (-p 0) any depth will do"
             )
         if workload.prompt and workload.generate and workload.depth and workload.batch > 1:
-            raise UsageError(f"--pg cannot be timed behind a depth in a batch (-d {workload.depth} -b {workload.batch})")
+            raise UsageError(
+                f"--pg cannot be timed behind a depth in a batch (-d {workload.depth} -b {workload.batch})"
+            )
     return workloads
 
 

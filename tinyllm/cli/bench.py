@@ -41,7 +41,7 @@ def bench(
         str, typer.Option("-d", "--depth", metavar="N,...", help="Tokens in the context before a test begins.")
     ] = "0",
     batch: Annotated[
-        str, typer.Option("-b", "--batch", metavar="N,...", help="Sequences at once: 1, for now.")
+        str, typer.Option("-b", "--batch", metavar="N,...", help="Sequences at once, each with a prompt of its own.")
     ] = "1",
     repetitions: Annotated[
         int, typer.Option("-r", "--repetitions", metavar="N", min=1, help="How often each test is timed.")
@@ -51,9 +51,15 @@ def bench(
     ] = True,
     delay: Annotated[float, typer.Option(metavar="S", min=0, help="Seconds to rest before each repetition.")] = 0.0,
     features: Annotated[
-        str, typer.Option(metavar="NAME,...", help="Kernels to run on, in turns: fused, reference.")
+        str,
+        typer.Option(
+            metavar="NAME,...",
+            help="Modes, in turns: fused (also called compiled, or paged), eager, dense, scattered, reference.",
+        ),
     ] = "fused",
-    kv: Annotated[str, typer.Option(metavar="KIND", help="The KV cache: dense.")] = "dense",
+    kv: Annotated[
+        str | None, typer.Option(metavar="KIND,...", help="KV caches for each mode, in turns: paged, dense.")
+    ] = None,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the random prompts.")] = 0,
     ops: Annotated[
         bool, typer.Option("--ops", help="Time nothing; count what a decode step would dispatch on a GPU.")
@@ -88,28 +94,29 @@ def bench(
         _check_files(output, plot)
 
         from tinyllm.bench.measure import Schedule
+        from tinyllm.bench.modes import KV_KINDS, MEASURED, choose_modes
         from tinyllm.bench.report import FORMATS
         from tinyllm.bench.run import Plan
         from tinyllm.bench.workload import make_workloads, read_counts, read_pair
         from tinyllm.engine.engine import PREFILL_CHUNK
-        from tinyllm.ops.features import FEATURES
 
-        kernels = list(dict.fromkeys(features.split(",")))
+        names = list(dict.fromkeys(features.split(",")))
+        kvs = [] if kv is None else list(dict.fromkeys(kv.split(",")))
         _check_one_of("-o", [form], FORMATS)
-        _check_one_of("--kv", [kv], ["dense"])
-        _check_one_of("--features", kernels, FEATURES)
-        batches = read_counts("-b", batch, least=1)
-        if max(batches) > 1:
-            raise UsageError(f"-b {max(batches)}: the engine runs one sequence at a time, so -b is 1 for now")
+        _check_one_of("--kv", kvs, KV_KINDS)
+        _check_one_of("--features", names, MEASURED)
+        modes = choose_modes(names, kvs)
+        if ops and any(mode.scattered for mode in modes):
+            raise UsageError("--ops counts a step whose pages lie side by side: leave scattered out")
         workloads = make_workloads(
             prompts=read_counts("-p", prompt),
             generates=read_counts("-n", generate),
             pairs=[read_pair(pair) for pair in pg or []],
             depths=read_counts("-d", depth),
-            batches=batches,
+            batches=read_counts("-b", batch, least=1),
             chunk=PREFILL_CHUNK,
         )
-        plan = Plan(_find(model, offline), workloads, kernels, Schedule(repetitions, warmup, delay, seed))
+        plan = Plan(_find(model, offline), workloads, modes, Schedule(repetitions, warmup, delay, seed))
         if ops:
             _count_ops(plan, output)
         else:
@@ -181,8 +188,12 @@ def _measure(
 
 
 def _check_comparable(old: Old, plan: Plan) -> None:
-    planned = product(plan.models, plan.features, plan.workloads)
-    keys = {(name, features, workload.label, workload.batch) for (name, _), features, workload in planned}
+    from tinyllm.bench.compare import Key
+
+    keys = {
+        Key(name, mode.name, mode.settings.kv, workload.label, workload.batch)
+        for (name, _), mode, workload in product(plan.models, plan.modes, plan.workloads)
+    }
     if not keys & old.rates.keys():
         raise UsageError(f"{old.path}: has none of these tests of these models: there is nothing to compare")
 
@@ -190,9 +201,7 @@ def _check_comparable(old: Old, plan: Plan) -> None:
 def _count_ops(plan: Plan, output: Path | None) -> None:
     from tinyllm.bench.ops import count_ops
 
-    _write(
-        "\n\n".join(count_ops(*model, features) for model, features in product(plan.models, plan.features)), output
-    )
+    _write("\n\n".join(count_ops(*model, mode) for model, mode in product(plan.models, plan.modes)), output)
 
 
 def _write(text: str, output: Path | None) -> None:
@@ -234,6 +243,7 @@ def _show_chart(report: Report) -> None:
         chart = Table.grid(padding=(0, 1))
         for result in results:
             bar = Bar(highest, 0, result.tps.median, width=40, color="cyan")
-            name = f"{result.model.name} {result.model.features} {result.workload.label}"
+            rows = [f"x {result.workload.batch}"] * (result.workload.batch > 1)
+            name = " ".join([result.model.name, result.model.features, result.workload.label, *rows])
             chart.add_row(name, bar, f"{result.tps.median:.1f} tokens/s")
         Console(stderr=True).print(chart)

@@ -87,10 +87,10 @@ def _print_text(facts: dict[str, Any], checks: Sequence[Check]) -> None:
             "ok" if check.agrees else "WRONG",
             check.what,
             check.dtype,
-            check.features,
+            check.way,
             check.error or f"{check.difference:.1e}",
             f"{check.tolerance:g}",
         ]
         for check in checks
     ]
-    console.write(md_table(["", "checkpoint", "in", "kernels", "difference", "allowed"], rows) + "\n")
+    console.write(md_table(["", "checkpoint", "in", "way", "difference", "allowed"], rows) + "\n")

@@ -148,9 +148,7 @@ def _check_cache(cache: PromptCache | None, *, of_many: bool, max_tokens: int | 
     if cache is None or cache.is_there:
         return
     if of_many:
-        raise UsageError(
-            f"--prompt-cache {cache.path}: make it with a single prompt first, then give it to --prompts"
-        )
+        raise UsageError(f"--prompt-cache {cache.path}: make it with a single prompt before")
     if max_tokens == 0:
         raise UsageError("--prompt-cache needs --max-tokens 1 or more: without an answer the prompt is not computed")
 

@@ -82,17 +82,15 @@ InOrder = Annotated[
 ]
 PromptCache = Annotated[
     Path | None,
-    typer.Option(
-        metavar="FILE", help="Keep the computed prompt in FILE; if it is there, go on from what is the same."
-    ),
+    typer.Option(metavar="FILE", help="Keep the computed prompt in FILE; one that is there saves computing it."),
 ]
 KvBudget = Annotated[
     str | None,
-    typer.Option(metavar="SIZE", help="Most memory for the KV cache: 2GB, 512MiB, or 40% of what is left."),
+    typer.Option(metavar="SIZE", help="Most memory for the KV cache: 2GB, 512MiB, 40% of what is left."),
 ]
 MaxContext = Annotated[
     int | None,
-    typer.Option(metavar="N", min=1, help="Make room for prompts and answers of N tokens together, not more."),
+    typer.Option(metavar="N", min=1, help="Most tokens of a prompt and its answer together: room is made for them."),
 ]
 NoWiredLimit = Annotated[
     bool, typer.Option("--no-wired-limit", help="Do not have Metal keep the model's memory resident.")

@@ -63,8 +63,8 @@ class PromptCache:
         common = next((i for i, (ours, theirs) in pairs if ours != theirs), min(len(self._saved), len(prompt)))
         if common < min(page_size, len(prompt)) and page_size < len(self._saved):
             raise PrefixFileError(
-                f"{self.path}: made of another text: of its {len(self._saved):,} tokens and the prompt's"
-                f" {len(prompt):,} the first {common:,} are the same: delete it to make a new one, or give another file"
+                f"{self.path}: made of another text: its {len(self._saved):,} tokens and the prompt's {len(prompt):,}"
+                f" part at token {common + 1:,}: delete it to make a new one, or give another file"
             )
 
 

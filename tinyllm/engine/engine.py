@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import Literal
 
 from tinyllm._mx import mx
+from tinyllm.engine.compiler import Compiler
 from tinyllm.engine.memory import DenseMemory, PagedMemory
 from tinyllm.engine.plan import MemoryPlan
 from tinyllm.engine.request import FinishReason, Output, Request
@@ -71,7 +72,8 @@ class Engine:
         self._wired_before: int | None = None
         if plan is not None and wired and mx.metal.is_available():
             self._wired_before = mx.set_wired_limit(_wired_limit(plan))
-        self._memory = DenseMemory(model) if kv == "dense" else PagedMemory(model, self.pools, compiled=compiled)
+        compiler = Compiler(wanted=compiled)
+        self._memory = DenseMemory(model, compiler) if kv == "dense" else PagedMemory(model, self.pools, compiler)
         self._runner = Runner(model, self._memory)
         self._requests: dict[int, _Progress] = {}
         self._over: list[Output] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from tinyllm import hardware
 from tinyllm._mx import mx
 from tinyllm.engine.engine import MAX_ROWS, PREFILL_CHUNK, Engine, KvMode
 from tinyllm.engine.plan import MemoryPlan, make_plan
+from tinyllm.kernels import has_compiler
 from tinyllm.kv.paged import PAGE_SIZE
 from tinyllm.model.load import OpenedModel, on_cpu, open_model
 from tinyllm.ops.features import ModelFeatures
@@ -54,7 +55,7 @@ def load_engine(folder: Path, settings: EngineSettings | None = None) -> Engine:
     Raises, before any weight is read, what the checkpoint is refused for, and DoesNotFitError, saying what would fit.
     """
     settings = settings or EngineSettings()
-    opened = open_model(folder, settings.features, dtype=settings.dtype)
+    opened = open_model(folder, _features(settings), dtype=settings.dtype)
     plan = plan_memory(opened, settings, name=folder.name)
     return Engine(
         opened.load(),
@@ -65,6 +66,14 @@ def load_engine(folder: Path, settings: EngineSettings | None = None) -> Engine:
         plan=plan,
         wired=settings.wired,
     )
+
+
+def _features(settings: EngineSettings) -> ModelFeatures:
+    """Have activations compiled on a CPU too where steps are: there is a compiler, and a place for its kernels."""
+    features = settings.features
+    if features.fused_activation is None and settings.compiled and has_compiler():
+        return replace(features, fused_activation=True)
+    return features
 
 
 def plan_memory(opened: OpenedModel, settings: EngineSettings, *, name: str) -> MemoryPlan:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from tinyllm._mx import mx
 from tinyllm.engine.batch import Batch
+from tinyllm.engine.compiler import Compiler
 from tinyllm.engine.sampling import Arrays, remember
 from tinyllm.engine.scheduler import Chunk, Sequence
 from tinyllm.engine.step import DecodeStep, Layout, Tree, chosen
@@ -31,6 +32,9 @@ class Memory(Protocol):
     def decode(self, batch: Batch, index: Rows[int], tokens: mx.array, history: Arrays) -> Tree:
         """Build the step that takes `tokens` (rows,) in and chooses those at `index` of the rows' answers."""
 
+    def evaluate(self, arrays: list[mx.array]) -> None:
+        """Compute what `prefill` built, and wait for it."""
+
     def dispatch(self, outputs: Tree, awaited: list[mx.array]) -> None:
         """Start computing the step that was built last, and take over what it writes."""
 
@@ -50,10 +54,11 @@ class Memory(Protocol):
 class PagedMemory:
     """All sequences in the pools of `pools`; a step is one graph over all of its rows, compiled or not."""
 
-    def __init__(self, model: ModelForCausalLM, pools: KvPools, *, compiled: bool) -> None:
+    def __init__(self, model: ModelForCausalLM, pools: KvPools, compiler: Compiler) -> None:
         self._model = model
         self._pools = pools
-        self._step = DecodeStep(model, compiled=compiled)
+        self._compiler = compiler
+        self._step = DecodeStep(model, compiled=compiler.available)
 
     def rows(self, n: int) -> int:
         """Return `n` rounded up by at most a quarter."""
@@ -101,12 +106,18 @@ class PagedMemory:
         }
         return self._step(layout, inputs)
 
+    def evaluate(self, arrays: list[mx.array]) -> None:
+        """Compute what `prefill` built, and wait for it."""
+        with self._compiler.in_use():
+            mx.eval(arrays)
+
     def dispatch(self, outputs: Tree, awaited: list[mx.array]) -> None:
         """Put the arrays that the step gives into the pools, and nowhere else: they can be written to in place."""
         keys, values = outputs.pop("keys"), outputs.pop("values")
         for pool in self._pools.pools:
             pool.keys, pool.values = keys[pool.kind], values[pool.kind]
-        self._step.dispatch(awaited)
+        with self._compiler.in_use():
+            mx.async_eval(*awaited)  # type: ignore[no-untyped-call]
 
     def undo(self, batch: Batch) -> None:
         """Nothing was changed."""
@@ -130,8 +141,9 @@ class PagedMemory:
 class DenseMemory:
     """A dense cache for each sequence: a step is a forward for each row, one after another."""
 
-    def __init__(self, model: ModelForCausalLM) -> None:
+    def __init__(self, model: ModelForCausalLM, compiler: Compiler) -> None:
         self._model = model
+        self._compiler = compiler
         self._caches: dict[int, list[TinyKvFullCache]] = {}
 
     def rows(self, n: int) -> int:
@@ -161,9 +173,15 @@ class DenseMemory:
         history = remember(history, tokens, batch.column(batch.ring_index(positions)))
         return chosen(logits, batch.sampler, history, batch.column(index), batch.logprobs)
 
+    def evaluate(self, arrays: list[mx.array]) -> None:
+        """Compute what `prefill` built, and wait for it."""
+        with self._compiler.in_use():
+            mx.eval(arrays)
+
     def dispatch(self, outputs: Tree, awaited: list[mx.array]) -> None:
         """The caches have their arrays already."""
-        mx.async_eval(*awaited)  # type: ignore[no-untyped-call]
+        with self._compiler.in_use():
+            mx.async_eval(*awaited)  # type: ignore[no-untyped-call]
 
     def undo(self, batch: Batch) -> None:
         """Take the last position of each row back."""

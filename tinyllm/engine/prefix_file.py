@@ -88,7 +88,7 @@ def save_prefix(engine: Engine, tokens: Sequence[int], path: Path, fingerprint: 
     """Write what the engine has computed of a prompt's `tokens` to `path`; return how many tokens that is.
 
     The file appears when it is whole, and only its owner may read it. One layer at a time is copied. Raises
-    PrefixFileError if nothing is there to be saved, and OSError.
+    PrefixFileError if nothing is there to be saved, or nothing can be written there.
     """
     pools, manager = engine.pools, engine.pools.manager
     _check_shares(manager)
@@ -153,9 +153,9 @@ class _SavedPrefix:
         length = self._size(_TOKENS, axis=0)
         if length < 1:
             raise self._damaged("it has no tokens")
-        self.firsts = [0] * len(self._pools.pools)
+        self.firsts = [length] * len(self._pools.pools)
         for n, (kind, _) in enumerate(self._pools.layers):
-            self.firsts[kind] = length - self._size(_names(n)[0], axis=1)
+            self.firsts[kind] = min(self.firsts[kind], length - self._size(_names(n)[0], axis=1))
         expected = _layout(engine, length, self.firsts)
         found = {name: (info.dtype, info.shape) for name, info in self._tensors.items()}
         for name in sorted(expected.keys() | found.keys()):
@@ -242,17 +242,20 @@ def _write(path: Path, metadata: Mapping[str, str], layout: _Layout, data: Itera
         position = end
     content = json.dumps(header).encode()
     content += b" " * (-len(content) % 8)
-    with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:  # its mode is 600
-        unfinished = Path(file.name)
-        try:
-            file.write(len(content).to_bytes(8, "little") + content)
-            for array in data:
-                file.write(memoryview(mx.contiguous(array).view(mx.uint8)))  # type: ignore[arg-type]
-            file.flush()
-            unfinished.replace(path)
-        except BaseException:
-            unfinished.unlink(missing_ok=True)
-            raise
+    try:
+        with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:  # its mode is 600
+            unfinished = Path(file.name)
+            try:
+                file.write(len(content).to_bytes(8, "little") + content)
+                for array in data:
+                    file.write(memoryview(mx.contiguous(array).view(mx.uint8)))  # type: ignore[arg-type]
+                file.flush()
+                unfinished.replace(path)
+            except BaseException:
+                unfinished.unlink(missing_ok=True)
+                raise
+    except OSError as error:
+        raise PrefixFileError(f"{path}: not written: {error.strerror}") from error
 
 
 def _read_header(path: Path) -> tuple[dict[str, TensorInfo], Mapping[str, Any]]:

@@ -62,14 +62,14 @@ class Runner:
         logits = self.memory.prefill(chunk)
         if not chunk.last:
             finite = is_finite(logits)
-            mx.eval(finite, self.memory.arrays(chunk.sequence))
+            self.memory.evaluate([finite, *self.memory.arrays(chunk.sequence)])
             if not finite.item():
                 raise self._not_finite("in the prompt")
             return None
         batch = self._batch([chunk.sequence], [request], rows=1)
         outputs = chosen(logits, batch.sampler, batch.history(), batch.column(batch.index), batch.logprobs)
         step = Step(batch, batch.index, outputs)
-        mx.eval(step.awaited, self.memory.arrays(chunk.sequence))
+        self.memory.evaluate([*step.awaited, *self.memory.arrays(chunk.sequence)])
         return self._exact(step)
 
     def build(self, sequences: Rows[Sequence], requests: Rows[Request]) -> Step:

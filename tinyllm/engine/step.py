@@ -7,22 +7,16 @@ array (how many rows, which slots a lone sequence reads in place) is the `Layout
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from tinyllm._mx import mx
 from tinyllm.engine.sampling import Arrays, Sampler, choose, log_probabilities, remember
-from tinyllm.kernels import KernelFolder, has_compiler
 from tinyllm.kv.paged import Placement, TinyKvPagedStep
-from tinyllm.model.load import on_cpu
 from tinyllm.model.transformer import ModelForCausalLM
-
-logger = logging.getLogger("tinyllm")
 
 Tree = dict[str, Any]
 """Arrays in dicts and lists: what goes into a step and comes out of it."""
@@ -47,20 +41,11 @@ class Layout:
 
 
 class DecodeStep:
-    """The step of one model: compiled for each layout that it meets, or as it is, where no compiler is there either.
-
-    On a GPU, MLX brings its compiler; on a CPU it takes the machine's, and kernels are kept in a `KernelFolder`.
-    """
+    """The step of one model: compiled for each layout that it meets, or as it is."""
 
     def __init__(self, model: ModelForCausalLM, *, compiled: bool) -> None:
         self._model = model
-        self._kernels: KernelFolder | None = None
-        if compiled and on_cpu():
-            if has_compiler():
-                self._kernels = KernelFolder(mx.__version__)  # type: ignore[attr-defined]
-            else:
-                logger.warning("there is no C++ compiler (g++): decode steps are not compiled, and are slower")
-        self.compiled = compiled and (self._kernels is not None or not on_cpu())
+        self._compiled = compiled
         self._functions: OrderedDict[Layout, Callable[[Tree], Tree]] = OrderedDict()
 
     def __call__(self, layout: Layout, inputs: Tree) -> Tree:
@@ -72,18 +57,13 @@ class DecodeStep:
         """
         return self._function(layout)(inputs)
 
-    def dispatch(self, arrays: list[mx.array]) -> None:
-        """Start computing what a step gave; kernels that it needs are compiled first."""
-        with self._kernels.in_use() if self._kernels else nullcontext():
-            mx.async_eval(*arrays)  # type: ignore[no-untyped-call]
-
     def _function(self, layout: Layout) -> Callable[[Tree], Tree]:
         if layout in self._functions:
             self._functions.move_to_end(layout)
             return self._functions[layout]
 
         step = partial(paged_step, self._model, layout)
-        function: Callable[[Tree], Tree] = mx.compile(step) if self.compiled else step
+        function: Callable[[Tree], Tree] = mx.compile(step) if self._compiled else step
         self._functions[layout] = function
         if len(self._functions) > _MOST_COMPILED:
             self._functions.popitem(last=False)

@@ -41,9 +41,7 @@ class TinyKvFullCache:
         if mask is None and window is not None and seq == 1:  # one query sees the end of the buffer: no mask needed
             keys, values = keys[:, :, -window:], values[:, :, -window:]
         seen: Mask = self._mask(seq, window) if mask is None else mask
-        return attention(
-            q, keys, values, scale=spec.scale, mask=seen, fused=spec.fused, polynomial_exp=spec.polynomial_exp
-        )
+        return attention(q, keys, values, spec, seen)
 
     def trim(self, n: int) -> None:
         """Forget the last `n` positions. Raises ValueError if there are fewer."""

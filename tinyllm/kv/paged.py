@@ -222,9 +222,7 @@ class TinyKvPagedCache:
         first = 0 if spec.window is None or mask is not None else max(0, start - spec.window + 1)
         keys, values = self._pool.read(self._layer, pages, first, end)
         seen: Mask = _mask(seq, end - first, spec.window) if mask is None else mask
-        return attention(
-            q, keys, values, scale=spec.scale, mask=seen, fused=spec.fused, polynomial_exp=spec.polynomial_exp
-        )
+        return attention(q, keys, values, spec, seen)
 
 
 def _mask(seq: int, keys: int, window: int | None) -> Mask:
@@ -335,9 +333,7 @@ class TinyKvPagedStep:
             keys = gather(self.keys, placement.pages, self._page_size)
             values = gather(self.values, placement.pages, self._page_size)
         seen = self._seen if mask is None else mask
-        return attention(
-            q, keys, values, scale=spec.scale, mask=seen, fused=spec.fused, polynomial_exp=spec.polynomial_exp
-        )
+        return attention(q, keys, values, spec, seen)
 
 
 def _written(array: mx.array, slots: mx.array, new: mx.array) -> mx.array:

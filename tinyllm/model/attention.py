@@ -29,6 +29,7 @@ class Attention:
             window=shape.window,
             fused=features.fused_attention,
             polynomial_exp=bool(features.polynomial_exp),
+            fused_exp=bool(features.fused_activation),
         )
         self._norm = HeadNorm(prefix, config, weights, features) if shape.qk_norm else None
 

@@ -14,8 +14,17 @@ def swiglu(gate: mx.array, up: mx.array, *, fused: bool = False, polynomial_exp:
     `fused` compiles it into one kernel; `polynomial_exp` is for float32 on a CPU.
     """
     if polynomial_exp:
-        return gate / (1 + exp(-gate)) * up
+        return swiglu_polynomial(gate, up, fused=fused)
     return swiglu_fused(gate, up) if fused else swiglu_reference(gate, up)
+
+
+def swiglu_polynomial(gate: mx.array, up: mx.array, *, fused: bool = False) -> mx.array:
+    """The same with `ops.exp`."""
+    return (_gated_fused if fused else _gated)(exp(-gate, fused=fused), gate, up)
+
+
+def _gated(exponential: mx.array, gate: mx.array, up: mx.array) -> mx.array:
+    return gate / (1 + exponential) * up
 
 
 def swiglu_reference(gate: mx.array, up: mx.array) -> mx.array:
@@ -24,3 +33,4 @@ def swiglu_reference(gate: mx.array, up: mx.array) -> mx.array:
 
 
 swiglu_fused = partial(mx.compile, shapeless=True)(swiglu_reference)
+_gated_fused = partial(mx.compile, shapeless=True)(_gated)

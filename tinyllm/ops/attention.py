@@ -15,37 +15,35 @@ Mask = mx.array | Literal["causal"] | None
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """What a layer asks of `cache.attend`: scores times `scale`; a query sees itself and `window` - 1 keys before."""
+    """What a layer asks of `cache.attend`: scores times `scale`; a query sees itself and `window` - 1 keys before.
+
+    The rest chooses the kernels, as `ModelFeatures` has them.
+    """
 
     scale: float
     window: int | None = None
     fused: bool = True
     polynomial_exp: bool = False
+    fused_exp: bool = False
 
 
-def attention(
-    q: mx.array,
-    k: mx.array,
-    v: mx.array,
-    *,
-    scale: float,
-    mask: Mask,
-    fused: bool = True,
-    polynomial_exp: bool = False,
-) -> mx.array:
+def attention(q: mx.array, k: mx.array, v: mx.array, spec: AttentionSpec, mask: Mask) -> mx.array:
     """Attend with q (batch, heads, seq, head_dim) over k and v (batch, kv_heads, keys, head_dim).
 
     `mask` is boolean (True is seen) or additive, and broadcasts to (batch, heads, seq, keys); with "causal" the last
-    query sees the last key. The softmax is taken in float32. Returns (batch, heads, seq, head_dim).
+    query sees the last key. It has the window in it. The softmax is taken in float32. Returns (batch, heads, seq,
+    head_dim).
     """
-    if polynomial_exp:
-        return attention_polynomial(q, k, v, scale=scale, mask=mask)
-    if fused:
-        return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask)
-    return attention_reference(q, k, v, scale=scale, mask=mask)
+    if spec.polynomial_exp:
+        return attention_polynomial(q, k, v, scale=spec.scale, mask=mask, fused_exp=spec.fused_exp)
+    if spec.fused:
+        return mx.fast.scaled_dot_product_attention(q, k, v, scale=spec.scale, mask=mask)
+    return attention_reference(q, k, v, scale=spec.scale, mask=mask)
 
 
-def attention_polynomial(q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: Mask) -> mx.array:
+def attention_polynomial(
+    q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: Mask, fused_exp: bool = False
+) -> mx.array:
     """The same in plain operations with `ops.exp`, for float32 on a CPU; a group of heads is one product.
 
     Causal queries are taken a block at a time, with the keys that the block sees: scores of keys after it are not
@@ -59,12 +57,12 @@ def attention_polynomial(q: mx.array, k: mx.array, v: mx.array, *, scale: float,
             end = min(start + _BLOCK, seq)
             seen = keys - seq + end
             block = (q[:, :, start:end], k[:, :, :seen], v[:, :, :seen])
-            blocks.append(attention_polynomial(*block, scale=scale, mask=mask))
+            blocks.append(attention_polynomial(*block, scale=scale, mask=mask, fused_exp=fused_exp))
         return mx.concatenate(blocks, axis=2)
     rows = (batch, kv_heads, heads // kv_heads * seq)
     scores = (q * scale).reshape(*rows, head_dim) @ k.swapaxes(-1, -2)
     scores = _masked(scores.reshape(batch, heads, seq, keys), mask)
-    weights = exp(scores - scores.max(axis=-1, keepdims=True)).reshape(*rows, keys)
+    weights = exp(scores - scores.max(axis=-1, keepdims=True), fused=fused_exp).reshape(*rows, keys)
     return ((weights @ v) / weights.sum(axis=-1, keepdims=True)).reshape(q.shape)
 
 

@@ -6,6 +6,7 @@ That made sigmoid and softmax most of a prefill, and the largest part of a decod
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from tinyllm._mx import mx
 
@@ -19,21 +20,35 @@ _MANTISSA_BITS = 23
 _ROUNDER = 1.5 * (1 << _MANTISSA_BITS)  # its sum with a small number has the nearest integer in the lowest bits
 
 
-def exp(x: mx.array) -> mx.array:
-    """Return e ** x of float32, by whichever way is the quickest for as many elements; both fuse in `mx.compile`."""
-    return polynomial_exp(x) if x.size >= LEAST_SIZE else mx.power(math.e, x)
+def exp(x: mx.array, *, fused: bool = False) -> mx.array:
+    """Return e ** x of float32, by whichever way is the quickest for as many elements; both fuse in `mx.compile`.
+
+    `fused` compiles most of the polynomial into one kernel.
+    """
+    if x.size < LEAST_SIZE:
+        return mx.array(mx.power(math.e, x))
+    return polynomial_exp(x, fused=fused)
 
 
-def polynomial_exp(x: mx.array) -> mx.array:
+def polynomial_exp(x: mx.array, *, fused: bool = False) -> mx.array:
     """Return e ** x of float32 in plain operations, its exponent held between -125 and 126 in base two.
 
     e ** x = 2 ** n 2 ** f for x log2(e) = n + f: n is added to the exponent's bits of a polynomial in f. The relative
-    error is below 2e-7 (1 + |x|). Rounding is a sum and a difference, which compilers vectorise on every processor.
+    error is below 2e-7 (1 + |x|).
     """
+    p, rounded = (_powers_fused if fused else _powers)(x)
+    return (p.view(mx.int32) + mx.left_shift(rounded.view(mx.int32), _MANTISSA_BITS)).view(mx.float32)
+
+
+def _powers(x: mx.array) -> tuple[mx.array, mx.array]:
+    """Return 2 ** f, and n as the lowest bits of a sum: unlike rounding, compilers vectorise that everywhere."""
     power = mx.clip(x * _LOG2_E, _LOWEST, _HIGHEST)
     rounded = power + _ROUNDER
     f = power - (rounded - _ROUNDER)
     p = f * _COEFFICIENTS[0] + _COEFFICIENTS[1]
     for coefficient in _COEFFICIENTS[2:]:
         p = p * f + coefficient
-    return (p.view(mx.int32) + mx.left_shift(rounded.view(mx.int32), _MANTISSA_BITS)).view(mx.float32)
+    return p, rounded
+
+
+_powers_fused = partial(mx.compile, shapeless=True)(_powers)

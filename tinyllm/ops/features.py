@@ -13,8 +13,8 @@ class ModelFeatures:
 
     `fused_projections` multiplies by q, k and v (and by gate and up) as one matrix. What is None is faster on some
     devices only, and left to `load_model`, which says `settled`: `fused_activation` compiles gate and up into one
-    kernel; `rope_tables` rotates all layers by the same sines, in place of `fused_rope`; `polynomial_exp` computes
-    exponentials in plain float32 operations.
+    kernel (and so the exponentials of `polynomial_exp`); `rope_tables` rotates all layers by the same sines, in place
+    of `fused_rope`; `polynomial_exp` computes exponentials in plain float32 operations.
     """
 
     fused_norm: bool = True
