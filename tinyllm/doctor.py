@@ -19,7 +19,6 @@ from tinyllm.checkpoint.weights import WeightStore
 from tinyllm.engine.engine import Engine
 from tinyllm.engine.request import Output, Request
 from tinyllm.model.load import load_model
-from tinyllm.model.transformer import ModelForCausalLM
 from tinyllm.ops.features import ModelFeatures
 
 __all__ = ["Check", "check_golden", "check_model"]
@@ -69,7 +68,7 @@ class Check:
 
 
 def check_golden(name: str) -> Iterator[Check]:
-    """Compare one checkpoint's logits in float32 and its stored dtype, then the ids of the engine's ways to run it."""
+    """Compare one checkpoint's logits in float32 and its stored dtype, and the ids of several engines."""
     folder = DATA / name
     for dtype in dict.fromkeys((mx.float32, WeightStore.from_path(folder).stored_dtype)):
         for way, (features, page_size) in _LOGITS.items():

@@ -116,13 +116,13 @@ def wrong_tokens(monkeypatch: pytest.MonkeyPatch, *, compiled: bool, gap: float)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_other_ids_of_one_way_to_run_are_wrong(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
     wrong_tokens(monkeypatch, compiled=compiled, gap=0.5)
-    wrong = [check.way for check in doctor.check_golden("llama") if not check.agrees]
+    wrong = [check.way for check in doctor.check_golden("qwen3") if not check.agrees]
     assert wrong == (["compiled steps", "steps of a batch"] if compiled else ["eager steps"])
 
 
 def test_other_ids_where_two_logits_are_as_good_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong_tokens(monkeypatch, compiled=False, gap=0.0009)
-    checks = {check.way: check for check in doctor.check_golden("llama")}
+    checks = {check.way: check for check in doctor.check_golden("qwen3")}
     assert checks["eager steps"].agrees and checks["eager steps"].difference == pytest.approx(0.0009)
 
 

@@ -83,6 +83,8 @@ def paged_step(model: ModelForCausalLM, layout: Layout, inputs: Tree) -> Tree:
         placement.mask(positions, window, layout.page_size)
         for placement, window in zip(placements, layout.windows, strict=True)
     ]
+    if model.features.polynomial_exp:  # attention in plain operations: to add is quicker than to choose
+        seen = [mx.where(mask, 0.0, mx.finfo(mx.float32).min) for mask in seen]
     caches = [
         TinyKvPagedStep(
             inputs["keys"][kind][layer], inputs["values"][kind][layer], placements[kind], seen[kind], layout.page_size
