@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -285,3 +287,16 @@ def test_fault_19_control_tokens_that_a_user_types_are_plain_text(llm: LLM) -> N
     for special in (1, 2):
         assert ids.count(special) == plain.count(special)
     assert llm.tokenizer.decode(ids, skip_special_tokens=False).count("<|im_end|>") == 2
+
+
+def test_a_process_that_has_compiled_steps_ends_in_order(tmp_path: Path) -> None:
+    """Exit code and stderr of a real process, with and without `close`."""
+    folder = tiny.write_checkpoint(
+        tmp_path / "model", config_overrides={"hidden_size": 512, "intermediate_size": 2048}
+    )
+    for close in ("", "; llm.close()"):
+        code = f"from tinyllm.llm import LLM; llm = LLM({str(folder)!r}); "
+        code += f"print(len(llm.generate('a' * 40, max_tokens=6).text())){close}"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert "terminate" not in done.stderr

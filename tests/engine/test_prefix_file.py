@@ -161,6 +161,8 @@ def test_pages_that_a_window_has_passed_and_that_were_evicted_are_left_out(
         assert load(warm, folder, path) == prompt(100)
         warm.scheduler.check_invariants()
         assert answer(warm, request) == (cold, 99)
+        early = Request(prompt(100)[:40], 5)  # sees pages that are not in the file
+        assert answer(warm, early) == (answer(make(folder), early)[0], 0)
 
 
 def test_half_precision_is_kept_bit_by_bit(tmp_path: Path, llama: Path) -> None:
@@ -191,6 +193,20 @@ def test_a_file_is_loaded_beside_requests_that_run(llama: Path, saved: Path) -> 
         engine.scheduler.check_invariants()
     assert [output.token_id for output in outputs] == alone
     assert answer(engine, Request(prompt(30), 4)) == (answer(make(llama), Request(prompt(30), 4))[0], 29)
+
+
+def test_copies_that_wait_are_done_before_their_pages_can_be_taken(llama: Path, saved: Path) -> None:
+    engine, text = make(llama), prompt(12, 7)
+    answer(engine, Request(text, 1))
+    manager = engine.pools.manager
+    going_on = manager.open((*text[:10], 50, 51))
+    assert going_on.length == 10 and manager.reserve(going_on, 12)
+    [_, page], [source, *_] = going_on.by_kind[0].pages, manager.known(text)[0][1]
+    assert page != source
+    load(engine, llama, saved)
+    assert manager.take_copies() == []
+    (ours, _), (theirs, _) = (engine.pools.pools[0].read(1, [one], 0, 2) for one in (page, source))
+    assert mx.array_equal(ours, theirs) and mx.any(ours != 0)
 
 
 def test_what_the_cache_has_room_for_is_loaded(llama: Path, saved: Path) -> None:

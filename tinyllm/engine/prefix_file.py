@@ -124,10 +124,9 @@ def load_prefix(engine: Engine, path: Path, fingerprint: Fingerprint) -> tuple[i
             if not manager.reserve(tables, end):
                 break
             carry_out_copies(pools.pools)
-            absent = saved.put([table.pages for table in tables.by_kind], start, end)
-            for kind in absent:
-                tables.by_kind[kind].drop_before(end // manager.page_size)
-            manager.advance(tables, end, saved.tokens if len(absent) < len(pools.pools) else None)
+            for kind in saved.put([table.pages for table in tables.by_kind], start, end):
+                tables.by_kind[kind].drop_before(end // manager.page_size)  # or what is in it would be shared
+            manager.advance(tables, end, saved.tokens)
     except BaseException:
         manager.drop(tables)  # zeroing is not needed: everything that was written is finite
         raise

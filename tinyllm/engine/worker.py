@@ -149,6 +149,9 @@ class _Loop:
             self._serve()
             self.engine.close()
             del self.engine
+        # What this thread has compiled goes before its streams do: left to the end of the thread, the two go in an
+        # order that can end the process with std::terminate.
+        mx.clear_streams()
         mx.clear_cache()
 
     def _serve(self) -> None:
