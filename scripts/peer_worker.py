@@ -72,7 +72,7 @@ def load_tinyllm(path: str, settings: Mapping[str, Any]) -> tuple[Generate, dict
 
 
 def load_mlx_lm(path: str, settings: Mapping[str, Any]) -> tuple[Generate, dict[str, Any]]:
-    """Run mlx_lm's generate_step for one row, which neither decodes text nor stops, and its BatchGenerator for more."""
+    """Run mlx_lm's generate_step for one row, and its BatchGenerator for more; neither decodes text, nor stops."""
     blas = load_mlx_lm_blas(settings.get("blas"))
     import mlx.core as mx
     from mlx_lm.generate import BatchGenerator, generate_step
@@ -234,6 +234,7 @@ def measure_crowd(path: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     alone = [run(alone_engine, [request])[0] for request in requests]
     return {
         "requests": len(requests),
+        "prefix": settings["prefix"],
         "finished": sum(len(tokens) == settings["answer"] for tokens in together),
         "agree": sum(agree(wanted, said) for wanted, said in zip(alone, together, strict=True)),
         "pages": pages,

@@ -3,46 +3,89 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import importlib
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import tiny
 
-SCRIPT = Path(__file__).parent.parent / "scripts" / "compare_peers.py"
+from tinyllm.engine.request import Output, TokenLogprobs
+
+SCRIPTS = Path(__file__).parent.parent / "scripts"
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("compare_peers", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["compare_peers"] = module
-    spec.loader.exec_module(module)
-    return module
+def script() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(SCRIPTS))
+        yield importlib.import_module("compare_peers")
 
 
-def test_an_engine_that_stops_early_is_no_measurement(script: ModuleType) -> None:
-    first, rest = script.timed(iter(range(9)), 8)
+@pytest.fixture(scope="module")
+def worker(script: ModuleType) -> ModuleType:
+    return importlib.import_module("peer_worker")
+
+
+def test_an_engine_that_stops_early_is_no_measurement(worker: ModuleType) -> None:
+    first, rest = worker.timed(iter(range(9)), 8)
     assert first >= 0 and rest >= 0
     with pytest.raises(RuntimeError, match="7 tokens came, not 8"):
-        script.timed(iter(range(8)), 8)
+        worker.timed(iter(range(8)), 8)
 
 
-def test_a_whole_run_with_one_peer_writes_what_it_measured(script: ModuleType, tiny_checkpoint: Path) -> None:
-    runner = script.Runner(script.Peer("tinyllm", "tinyllm"), sys.executable, tiny_checkpoint)
-    arguments = argparse.Namespace(prompt=[8, 40], generate=4, repetitions=2, model=tiny_checkpoint)
-    script.REST_S = 0
-    script.measure([runner], arguments)
-    counts = {name: len(values) for name, values in runner.values.items()}
-    assert counts == {"start": 2, "import": 2, "prefill 8": 2, "prefill 40": 2, "decode": 2, "peak": 1}
-    page = script.write_page([runner], {"mlx-lm, as installed": "no wheel for this machine"}, arguments, load=1.5)
-    assert "- mlx-lm, as installed could not be run: no wheel for this machine." in page
-    assert "decode 4 tokens after 8, t/s" in page and "load average was 1.5" in page
-    assert script.figure(runner.values["decode"]) in page
+def test_what_agrees_is_the_same_or_near(worker: ModuleType) -> None:
+    def tokens(*ids: int, gap: float = 0.5) -> list[Output]:
+        return [Output(1, i, 0.0, logprobs=TokenLogprobs(-1.0, ((i, -1.0), (9, -1.0 - gap)))) for i in ids]
+
+    assert worker.agree(tokens(1, 2), tokens(1, 2))
+    assert not worker.agree(tokens(1, 2), tokens(1, 3))
+    assert worker.agree(tokens(1, 2, gap=0.0009), tokens(1, 3))
+
+
+def test_a_second_turn_finds_the_first_and_a_crowd_finishes_as_alone(
+    worker: ModuleType, tiny_checkpoint: Path
+) -> None:
+    turns = {"history": 140, "answer": 4, "message": 6, "repetitions": 2}
+    found = worker.measure_turns(str(tiny_checkpoint), turns)
+    assert (found["tokens"], found["cached"]) == (150, 143)  # the last token of an answer is never computed
+    assert len(found["warm_s"]) == len(found["cold_s"]) == 2
+    crowd = {"requests": 8, "prefix": 130, "own": 20, "answer": 3, "share": 0.5}
+    found = worker.measure_crowd(str(tiny_checkpoint), crowd)
+    assert found["finished"] == found["agree"] == 8
+    assert found["pages"] == found["dense_pages"] // 2
+
+
+def test_a_whole_run_with_one_peer_writes_what_it_measured(
+    script: ModuleType, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "REST_S", 0)
+    monkeypatch.setattr(script, "BATCHES", (1, 2))
+    monkeypatch.setattr(script, "PAGES", ((["-p", "0", "-n", "2", "-d", "8", "-b", "2"], "scattered,dense"),))
+    monkeypatch.setattr(script, "TURNS", {"history": 140, "answer": 4, "message": 6})
+    monkeypatch.setattr(script, "CROWD", {"requests": 4, "prefix": 130, "own": 9, "answer": 2, "share": 0.7})
+    installed = script.Peer("tinyllm", "tinyllm")
+    tuned = script.Peer("tinyllm, OpenBLAS", "tinyllm", {"dtype": "float32"}, batches=(1, 2), tuned=True)
+    runners = [script.Runner(peer, sys.executable, tiny_checkpoint) for peer in (installed, tuned)]
+    arguments = argparse.Namespace(prompt=8, generate=4, start_prompt=12, repetitions=1, model=tiny_checkpoint)
+    script.measure(runners, arguments)
+    counts = {name: len(values) for name, values in runners[1].values.items()}
+    names = ("prefill x 1", "decode x 1", "prefill x 2", "decode x 2")
+    assert counts == dict.fromkeys(("start", "import", "peak", *names), 1)
+    commands = script.measure_commands(runners, arguments)
+    own = script.measure_own(sys.executable, tiny_checkpoint, 1)
+    absent = {"mlx-lm": "no wheel for this machine"}
+    page = script.write_page(runners, absent, commands, own, arguments, load=1.5)
+    assert "- mlx-lm could not be run: no wheel for this machine." in page and "load average was 1.5" in page
+    assert "prefill 8 tokens, t/s" in page and "decode 4 tokens after them, t/s" in page
+    figure = importlib.import_module("peer_page").figure
+    assert figure(runners[1].values["decode x 2"]) in page and figure(commands["tinyllm"]) in page
+    assert "| tg2 @ d8 |     2 | scattered |" in page
+    assert "4 finished, 4 of them with the ids that they have alone" in page
+    assert "| cache write " in page
 
 
 def test_a_peer_that_dies_says_why(script: ModuleType, tmp_path: Path) -> None:
@@ -55,8 +98,21 @@ def test_an_environment_that_cannot_be_made_says_why(
 ) -> None:
     (tmp_path / "llama.cpp").write_text("a file in its place")
     with pytest.raises(RuntimeError, match=r"llama\.cpp"):
-        script.python_of("llama.cpp", tmp_path)
-    assert script.python_of("tinyllm", tmp_path) == sys.executable
+        script.python_of("llama.cpp", "llama.cpp", tmp_path)
+    assert script.python_of("tinyllm", "tinyllm", tmp_path) == sys.executable
+
+
+def test_what_is_the_same_for_all_is_said_in_their_settings(script: ModuleType) -> None:
+    mkl = {peer.title: peer for peer in script.peers(100, "mkl", "/lib/libmkl_rt.so.3")}
+    assert mkl["tinyllm, MKL"].env == "tinyllm-mkl"
+    assert mkl["mlx-lm, MKL"].settings == {"dtype": "float32", "blas": "/lib/libmkl_rt.so.3"}
+    assert mkl["tinyllm, MKL"].batches == mkl["mlx-lm, MKL"].batches == (1, 4, 8)
+    openblas = {peer.title: peer for peer in script.peers(100, "openblas", None)}
+    assert openblas["tinyllm, OpenBLAS"].env == "tinyllm"
+    assert openblas["mlx-lm, OpenBLAS"].settings["blas"] == "openblas"
+    on_a_mac = {peer.title: peer for peer in script.peers(100, None, None)}
+    assert on_a_mac["tinyllm"].batches == on_a_mac["mlx-lm"].batches == (1, 4, 8)
+    assert not any(peer.tuned for peer in on_a_mac.values())
 
 
 def test_mlx_lm_is_given_a_top_level_theta(script: ModuleType, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from tinyllm.config.generation import FILE as GENERATION_CONFIG
 from tinyllm.config.generation import GenerationConfig
 from tinyllm.engine.engine import Engine
 from tinyllm.engine.load import EngineSettings, load_engine
+from tinyllm.engine.plan import MemoryPlan
 from tinyllm.engine.prefix_file import Fingerprint, load_prefix, save_prefix
 from tinyllm.engine.request import MAX_SEED, FinishReason, Output, Request, SamplingParams, TokenLogprobs
 from tinyllm.engine.worker import EngineWorker, Ticket
@@ -69,8 +70,9 @@ class Statistics:
 
     Of the `prompt_tokens`, `cached_tokens` were computed before. `prefill_tps` and `decode_tps` are tokens per second
     over the rest of the prompt and over the tokens after the first one, 0 where there were none. `peak_bytes` is the
-    most memory that MLX has held, loading included; `kv_bytes` is the size of the answer's cache. `sampling` is what
-    was in force.
+    most memory that MLX has held, loading included; `kv_bytes` is the size of the answer's cache, and
+    `kv_limit_bytes` what all caches may take; `context` is how many tokens a request may have. `sampling` is what was
+    in force.
     """
 
     prompt_tokens: int
@@ -84,6 +86,8 @@ class Statistics:
     total_s: float
     peak_bytes: int
     kv_bytes: int
+    kv_limit_bytes: int
+    context: int
 
 
 @dataclass(frozen=True)
@@ -173,7 +177,7 @@ class LLM:
         chosen_device = _choose("device", device, DEVICES)
         # Bound to values: one that referred to `self` would let the engine's thread keep this object alive.
         self._worker = EngineWorker(partial(_load, self.path, settings, chosen_device))
-        self.plan, self.context = self._worker.call(lambda engine: (engine.plan, engine.context))
+        self.plan = self._worker.call(_plan_of)
         self.load_s = perf_counter() - started
 
     @overload
@@ -286,7 +290,7 @@ class LLM:
         return Answer(ticket, self._chunks(ticket, text))
 
     def _chunks(self, ticket: Ticket, text: TextStream) -> Iterator[Chunk]:
-        meter = _Meter(ticket, self.load_s)
+        meter = _Meter(ticket, self.load_s, self.plan)
         try:
             for output in ticket:
                 meter.add(output)
@@ -318,8 +322,9 @@ class LLM:
 class _Meter:
     """Takes the times of one request from its outputs."""
 
-    def __init__(self, ticket: Ticket, load_s: float) -> None:
+    def __init__(self, ticket: Ticket, load_s: float, plan: MemoryPlan) -> None:
         self._ticket = ticket
+        self._plan = plan
         self._load_s = load_s
         self._tokens = 0
         self._cached = 0
@@ -353,7 +358,14 @@ class _Meter:
             total_s=self._last_at - self._ticket.submitted_at,
             peak_bytes=mx.get_peak_memory(),
             kv_bytes=self._kv_bytes,
+            kv_limit_bytes=self._plan.budget_bytes,
+            context=self._plan.context,
         )
+
+
+def _plan_of(engine: Engine) -> MemoryPlan:
+    assert engine.plan is not None
+    return engine.plan
 
 
 def _checked_defaults(sampling: Mapping[str, float], path: Path) -> dict[str, Any]:

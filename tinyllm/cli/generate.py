@@ -229,7 +229,10 @@ def figures(statistics: Statistics) -> Iterator[str]:
         f" · answer {s.completion_tokens:,} tokens, {s.decode_tps:.1f} tokens/s"
         f" · first token after {s.ttft_s:.2f} s"
     )
-    yield (f"loading {s.load_s:.2f} s · peak memory {disk_size(s.peak_bytes)} · KV cache {disk_size(s.kv_bytes)}")
+    yield (
+        f"loading {s.load_s:.2f} s · peak memory {disk_size(s.peak_bytes)} · KV cache {disk_size(s.kv_bytes)}"
+        f" of {disk_size(s.kv_limit_bytes)} · context {s.context:,} tokens"
+    )
     yield f"sampling: {describe(s.sampling)}"
 
 
@@ -276,7 +279,8 @@ def _report(llm: LLM, answer: Answer, chunks_of: Iterator[Chunk]) -> tuple[dict[
         "sampling": sampling,
         "logprobs": [asdict(logprobs) for chunk in chunks for logprobs in chunk.logprobs] or None,
         "timings": {name: measured[name] for name in ("load_s", "ttft_s", "prefill_tps", "decode_tps", "total_s")},
-        "memory": {name: measured[name] for name in ("peak_bytes", "kv_bytes")},
+        "memory": {name: measured[name] for name in ("peak_bytes", "kv_bytes", "kv_limit_bytes")},
+        "context": statistics.context,
     }
     return report, bool(interrupted)
 

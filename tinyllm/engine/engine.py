@@ -249,9 +249,11 @@ class Engine:
     def _check(self, request: Request) -> None:
         prompt, vocab = len(request.prompt_ids), self.model.config.vocab_size
         if prompt > self.context or (prompt == self.context and request.max_tokens != 0):
+            most = self.model.config.max_position_embeddings
+            limit = "the model can attend to" if self.context == most else "there is memory, or leave, for"
+            advice = "" if self.context == most else ", or see --max-context and --kv-budget"
             raise ContextLengthError(
-                f"the prompt has {prompt:,} tokens, and with the answer the model can attend to {self.context:,}:"
-                " shorten it"
+                f"the prompt has {prompt:,} tokens, and with the answer {limit} {self.context:,}: shorten it{advice}"
             )
         unknown = [i for i in request.sampling.logit_bias if not 0 <= i < vocab]
         if unknown:

@@ -1,0 +1,189 @@
+"""The page that `compare_peers.py` writes: a table for each question, of what it has measured."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from tinyllm.bench.machine import describe_machine
+from tinyllm.bench.report import md_table
+from tinyllm.bench.result import Spread
+
+if TYPE_CHECKING:
+    from compare_peers import Runner
+
+
+@dataclass(frozen=True)
+class Own:
+    """What was measured of tinyllm alone: `tinyllm bench -o json` reports, its table of kernels, and the rest."""
+
+    reports: Sequence[Mapping[str, Any]]
+    ops: str
+    turns: Mapping[str, Any]
+    crowd: Mapping[str, Any]
+
+
+def write_page(
+    runners: Sequence[Runner],
+    absent: Mapping[str, str],
+    commands: Mapping[str, Sequence[float]],
+    own: Own,
+    arguments: argparse.Namespace,
+    load: float,
+) -> str:
+    """Return the page: a table for each question, and how their figures came about."""
+    left_out = [f"- {title} could not be run: {reason}." for title, reason in absent.items()]
+    parts = [
+        "# Benchmarks",
+        "Written by `scripts/compare_peers.py`, which measured every figure here, on one machine in one run:",
+        f"- {describe_machine()}\n- checkpoint {arguments.model.name}; {os.cpu_count()} threads each",
+        f"Figures are medians ± standard deviation of {arguments.repetitions} repetitions, in which the engines took"
+        " turns after a warm-up of each. They speak of this machine and this model alone.",
+        "## Beside other engines, as they are installed",
+        speed_table([runner for runner in runners if not runner.peer.tuned], arguments),
+        cost_table(runners, commands),
+        *tuned_part([runner for runner in runners if runner.peer.tuned], arguments),
+        "## Pages against dense buffers",
+        pages_table(own.reports),
+        "## What is not computed again",
+        turns_table(own.turns) + "\n\n" + crowd_text(own.crowd),
+        "## A decode step",
+        own.ops.strip(),
+        "## How it was measured",
+        NOTES.format(load=load, start=arguments.start_prompt),
+    ]
+    return "\n\n".join([*parts, *(["\n".join(left_out)] if left_out else [])]) + "\n"
+
+
+def speed_table(runners: Sequence[Runner], arguments: argparse.Namespace) -> str:
+    """Write a row a peer and batch."""
+    columns = ["prefill {} tokens, t/s", "decode {} tokens after them, t/s"]
+    header = [text.format(n) for text, n in zip(columns, (arguments.prompt, arguments.generate), strict=True)]
+    rows = [
+        [
+            *(runner.peer.title, runner.about["version"], runner.about["dtype"], str(batch)),
+            *(figure(runner.values[f"{what} x {batch}"]) for what in ("prefill", "decode")),
+        ]
+        for batch in sorted({batch for runner in runners for batch in runner.peer.batches})
+        for runner in runners
+        if batch in runner.peer.batches
+    ]
+    return md_table(["engine", "version", "computes in", "batch", *header], rows)
+
+
+def cost_table(runners: Sequence[Runner], commands: Mapping[str, Sequence[float]]) -> str:
+    """Write what it costs to begin, and the memory."""
+    costs = {"import, s": ("import", 1.0), "process start to first token, s": ("start", 1.0)}
+    costs |= {"peak memory, MB": ("peak", 1e-6)}
+    rows = [
+        [
+            runner.peer.title,
+            *(figure(runner.values[name], scale) for name, scale in costs.values()),
+            figure(commands[runner.peer.title]) if runner.peer.title in commands else "-",
+        ]
+        for runner in runners
+    ]
+    return md_table(["engine", *costs, "command line, one token, s"], rows)
+
+
+def tuned_part(runners: Sequence[Runner], arguments: argparse.Namespace) -> list[str]:
+    """Write the section on engines with the same BLAS and type, with what the first does of each other's rate."""
+    if not runners:
+        return []
+    first, *others = runners
+    ratios = [
+        f"- {first.peer.title} / {other.peer.title}, batch {batch}: "
+        + ", ".join(
+            f"{what} {median(first.values[name]) / median(other.values[name]):.2f}"
+            for what in ("prefill", "decode")
+            for name in [f"{what} x {batch}"]
+        )
+        for other in others
+        for batch in first.peer.batches
+    ]
+    table = speed_table(runners, arguments)
+    return ["## With the same BLAS and the same type", table, *(["\n".join(ratios)] if ratios else [])]
+
+
+def pages_table(reports: Sequence[Mapping[str, Any]]) -> str:
+    """Write each test of pages beside dense buffers, with the share of the memory's bandwidth."""
+    rows = []
+    for report in reports:
+        results = report["results"]
+        for pages, dense in zip(results[::2], results[1::2], strict=True):
+            rates = [result["decode_tps"]["median"] for result in (pages, dense)]
+            layout = "scattered" if pages["model"]["features"] == "scattered" else "side by side"
+            rows.append(
+                [
+                    *(pages["test"], str(pages["workload"]["batch"]), layout),
+                    *(f"{rate:.2f}" for rate in rates),
+                    *(f"{rates[0] / rates[1]:.2f}", f"{pages['bandwidth_share']:.0%}"),
+                ]
+            )
+    header = ["test", "batch", "pages", "paged, t/s", "dense, t/s", "paged / dense", "paged, of bandwidth"]
+    return md_table(header, rows)
+
+
+def turns_table(turns: Mapping[str, Any]) -> str:
+    """Write the first token of a second turn beside a cold one."""
+    header = [
+        "second turn of a conversation",
+        "tokens",
+        "there already",
+        "first token, ms",
+        "cold, ms",
+        "times faster",
+    ]
+    times = [turns["warm_s"], turns["cold_s"]]
+    return md_table(
+        header,
+        [
+            [
+                *("", str(turns["tokens"]), str(turns["cached"])),
+                *(figure(seconds, 1000) for seconds in times),
+                f"{median(times[1]) / median(times[0]):.1f}",
+            ]
+        ],
+    )
+
+
+def crowd_text(crowd: Mapping[str, Any]) -> str:
+    """Say how many requests at once came through."""
+    return (
+        f"{crowd['requests']} requests at once, half of which begin with the same {crowd['prefix']} tokens, on"
+        f" {crowd['pages']} pages, of {crowd['dense_pages']} that they take when nothing is shared:"
+        f" {crowd['finished']} finished, {crowd['agree']} of them with the ids that they have alone,"
+        f" {crowd['preemptions']} had to give way and were computed again; {crowd['together_s']:.1f} s, and"
+        f" {crowd['alone_s']:.1f} s one after another on dense buffers."
+    )
+
+
+NOTES = """\
+- The machine's load average was {load:.1f} when the run began: near 0, nothing else ran.
+- All engines read the same random token ids and decode greedily; no token ends an answer. Prefill is from handing
+  the prompts over to the first token of the last row; decode is the tokens after the first, of all rows together.
+- Start to first token is a new process that imports, loads and reads {start} tokens, files being in the system's
+  cache; no tokenizer is needed for it. Import is a process that does nothing else. Peak memory is the resident set of
+  the process that the speeds are from. The command line is `tinyllm generate` or `mlx_lm generate`, from its start to
+  its end, for one token after {start}.
+- mlx-lm as it is installed computes in the checkpoint's own dtype with what its wheels bring. Where the BLAS is
+  named, all have that library, and float32.
+- A batch is read together by mlx-lm's `BatchGenerator`, and one prompt after another by tinyllm's engine.
+- mlx-lm ignores `rope_parameters` (as of 0.32.2): where a checkpoint has no top-level `rope_theta` it is given a copy
+  that has one.
+- transformers runs in a plain loop over the model and its cache, which is faster than its `generate`.
+- llama.cpp runs the Q4_1 file that the embedded model was made from, not the weights that the others read.
+- Scattered pages are pages none of which follows the one before it. The share of the bandwidth is what a token must
+  read at least, times the rate, against what the memory was measured to give.
+- Ids are the same if they differ nowhere, or first where the two best logits are within 0.001 of each other."""
+
+
+def figure(values: Sequence[float], scale: float = 1.0) -> str:
+    """Write median ± standard deviation with three digits."""
+    spread = Spread.of([value * scale for value in values])
+    digits = 0 if spread.median >= 100 else 1 if spread.median >= 10 else 2
+    return f"{spread.median:.{digits}f} ± {spread.sd:.{digits}f}"
