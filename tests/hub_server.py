@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import threading
 from collections.abc import Iterator
@@ -108,6 +109,7 @@ class Hub:
         """The environment of a process that uses this hub and keeps all that it writes in `home`."""
         return {
             "HOME": str(home),
+            "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache")),  # compiled kernels
             "XDG_CONFIG_HOME": str(home / "config"),
             "XDG_DATA_HOME": str(home / "data"),
             "HF_HOME": str(home / "hf"),

@@ -43,6 +43,14 @@ def test_kernels_that_were_finished_are_there_for_the_next_process(tmp_path: Pat
     assert not library(KernelFolder("2.0", tmp_path)).exists(), "another MLX has others"
 
 
+def test_what_was_compiled_is_remembered_by_name(tmp_path: Path) -> None:
+    folder = KernelFolder("1.0", tmp_path)
+    assert not folder.knows("llama")
+    folder.remember("llama")
+    assert folder.knows("llama") and KernelFolder("1.0", tmp_path).knows("llama")
+    assert not KernelFolder("2.0", tmp_path).knows("llama")
+
+
 def test_what_a_step_that_failed_left_is_not_kept(tmp_path: Path) -> None:
     folder = KernelFolder("1.0", tmp_path)
 
@@ -105,7 +113,8 @@ def test_there_are_never_more_than_so_many(tmp_path: Path, monkeypatch: pytest.M
         (folder._store / f"lib{i}.so").write_bytes(b"")
         os.utime(folder._store / f"lib{i}.so", (i, i))
     monkeypatch.setattr(kernels, "_MOST_KERNELS", 2)
-    KernelFolder("1.0", tmp_path)
+    folder.remember("llama")
+    assert not KernelFolder("1.0", tmp_path).knows("llama")
     assert stored(tmp_path) == ["lib4.so", "lib5.so"]
 
 

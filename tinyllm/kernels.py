@@ -8,7 +8,6 @@ begins with links to all kernels that earlier ones have finished, and gives its 
 
 from __future__ import annotations
 
-import logging
 import os
 import platform
 import shutil
@@ -17,13 +16,9 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from time import perf_counter
-
-logger = logging.getLogger("tinyllm")
 
 _MOST_KERNELS = 512  # of some 15 kB each
-_LONG_S = 2.0  # a pause that wants an explanation
-_PREFIX = "process-"
+_PREFIX, _REMEMBERED = "process-", ".compiled"
 
 
 class KernelFolder:
@@ -37,12 +32,12 @@ class KernelFolder:
         weakref.finalize(self, shutil.rmtree, self._own, ignore_errors=True)  # at the end of the process, too
         for library in self._finished():
             _link(library, self._libraries)
-        self._known, self._changed = len(list(self._libraries.iterdir())), self._libraries.stat().st_mtime_ns
+        self._changed = self._libraries.stat().st_mtime_ns
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Have MLX compile into this folder, and keep what it has compiled."""
-        before, started = os.environ.get("TMPDIR"), perf_counter()
+        before = os.environ.get("TMPDIR")
         os.environ["TMPDIR"] = str(self._own)
         try:
             yield
@@ -53,17 +48,22 @@ class KernelFolder:
                 os.environ["TMPDIR"] = before
         # Only where nothing was raised: that kernel may be half written.
         if self._libraries.stat().st_mtime_ns != self._changed:
-            self._keep(perf_counter() - started)
+            self._keep()
 
-    def _keep(self, seconds: float) -> None:
-        libraries = list(self._libraries.glob("*.so"))
-        if seconds > _LONG_S:
-            new = len(libraries) - self._known
-            logger.warning("compiled %d kernels for this processor in %.0f s; they are kept", new, seconds)
+    def knows(self, name: str) -> bool:
+        """Whether `remember` was called with this name, here or in an earlier process."""
+        return (self._store / f"{name}{_REMEMBERED}").exists()
+
+    def remember(self, name: str) -> None:
+        """Note that what goes by this name has been compiled."""
+        with suppress(OSError):
+            (self._store / f"{name}{_REMEMBERED}").touch()
+
+    def _keep(self) -> None:
         if self._own.parent == self._store:
-            for library in libraries:
+            for library in self._libraries.glob("*.so"):
                 _link(library, self._store)
-        self._known, self._changed = len(libraries), self._libraries.stat().st_mtime_ns
+        self._changed = self._libraries.stat().st_mtime_ns
 
     def _make(self) -> Path:
         """Make this process's folder, in the store if that can be trusted; clear what others that are gone left."""
@@ -83,8 +83,9 @@ class KernelFolder:
         if self._own.parent != self._store:
             return []
         libraries = sorted(self._store.glob("*.so"), key=_modified, reverse=True)
-        for library in libraries[_MOST_KERNELS:]:
-            library.unlink(missing_ok=True)
+        if len(libraries) > _MOST_KERNELS:
+            for forgotten in (*libraries[_MOST_KERNELS:], *self._store.glob(f"*{_REMEMBERED}")):
+                forgotten.unlink(missing_ok=True)
         return libraries[:_MOST_KERNELS]
 
 

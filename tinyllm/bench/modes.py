@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+from tinyllm.engine.engine import KvMode
 from tinyllm.engine.load import MODES, EngineSettings
 from tinyllm.errors import UsageError
 
 __all__ = ["KV_KINDS", "MEASURED", "Mode", "choose_modes"]
 
-KV_KINDS = ("paged", "dense")
+KV_KINDS: Mapping[str, KvMode] = {"paged": "paged", "dense": "dense"}
 
 
 @dataclass(frozen=True)
@@ -46,5 +47,5 @@ def choose_modes(names: Iterable[str], kvs: Sequence[str]) -> list[Mode]:
         if _BOUND.get(name, kv) != kv:
             raise UsageError(f"--kv {kv}: the cache of {name} is {_BOUND[name]}")
         mode = MEASURED[name]
-        modes.append(replace(mode, settings=replace(mode.settings, kv="dense" if kv == "dense" else "paged")))
+        modes.append(replace(mode, settings=replace(mode.settings, kv=KV_KINDS[kv])))
     return modes

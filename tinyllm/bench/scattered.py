@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 
 from tinyllm.engine.engine import Engine
-from tinyllm.engine.load import EngineSettings, plan_memory
+from tinyllm.engine.load import EngineSettings, load_engine, plan_memory
 from tinyllm.kv.manager import PageManager
 from tinyllm.model.load import open_model
 
@@ -17,18 +17,13 @@ __all__ = ["load_scattered", "scatter"]
 def load_scattered(folder: Path, settings: EngineSettings, *, rows: int, tokens: int | None) -> Engine:
     """Load an engine with scattered pages for `rows` sequences of so many tokens, by default of the longest context.
 
-    Raises what `load_engine` does: half of the pages are for nobody.
+    It has twice the pages that they take, and not one more. Raises what `load_engine` does.
     """
     opened = open_model(folder, settings.features, dtype=settings.dtype)
-    plan = plan_memory(opened, replace(settings, batch=2 * rows, max_context=tokens), name=folder.name)
-    pages = 2 * rows * max(kind.sequence_pages for kind in plan.kinds)
-    engine = Engine(
-        opened.load(),
-        compiled=settings.compiled,
-        max_rows=rows,
-        ceilings=(1 + pages,) * len(plan.kinds),
-        share=False,
-    )
+    doubled = replace(settings, batch=2 * rows, max_context=tokens)
+    plan = plan_memory(opened, doubled, name=folder.name)
+    budget = 2 * rows * plan.sequence_bytes + sum(kind.page_bytes for kind in plan.kinds)  # and a page for padding
+    engine = load_engine(folder, replace(doubled, max_context=plan.context, kv_budget=budget))
     scatter(engine.pools.manager)
     return engine
 

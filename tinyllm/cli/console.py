@@ -79,4 +79,5 @@ def _log_to_stderr() -> None:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("tinyllm: %(message)s"))
         logger.addHandler(handler)
+        logger.setLevel(logging.INFO if on_terminal() else logging.WARNING)
         logger.propagate = False

@@ -28,6 +28,15 @@ class Compiler:
             else:
                 logger.warning("there is no C++ compiler (g++): decode steps are not compiled, and are slower")
 
+    def is_cold(self, name: str) -> bool:
+        """Whether what goes by `name` takes a pause for compiling, since no process has warmed up with it."""
+        return self._folder is not None and not self._folder.knows(name)
+
+    def warmed_up(self, name: str) -> None:
+        """Note that what goes by `name` has been compiled."""
+        if self._folder is not None:
+            self._folder.remember(name)
+
     def in_use(self) -> AbstractContextManager[None]:
         """Have kernels compiled where they are kept."""
         return self._folder.in_use() if self._folder else nullcontext()

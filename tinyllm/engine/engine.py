@@ -72,7 +72,7 @@ class Engine:
         self._wired_before: int | None = None
         if plan is not None and wired and mx.metal.is_available():
             self._wired_before = mx.set_wired_limit(_wired_limit(plan))
-        compiler = Compiler(wanted=compiled)
+        self.compiler = compiler = Compiler(wanted=compiled)
         self._memory = DenseMemory(model, compiler) if kv == "dense" else PagedMemory(model, self.pools, compiler)
         self._runner = Runner(model, self._memory)
         self._requests: dict[int, _Progress] = {}
@@ -250,10 +250,12 @@ class Engine:
         prompt, vocab = len(request.prompt_ids), self.model.config.vocab_size
         if prompt > self.context or (prompt == self.context and request.max_tokens != 0):
             most = self.model.config.max_position_embeddings
-            limit = "the model can attend to" if self.context == most else "there is memory, or leave, for"
-            advice = "" if self.context == most else ", or see --max-context and --kv-budget"
+            subject, advice = "the model", ""
+            if self.context < most:
+                subject, advice = "this run of the model", " (see --max-context and --kv-budget)"
             raise ContextLengthError(
-                f"the prompt has {prompt:,} tokens, and with the answer {limit} {self.context:,}: shorten it{advice}"
+                f"the prompt has {prompt:,} tokens, and with the answer {subject} can attend to {self.context:,}:"
+                f" shorten it{advice}"
             )
         unknown = [i for i in request.sampling.logit_bias if not 0 <= i < vocab]
         if unknown:

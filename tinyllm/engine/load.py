@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from hashlib import sha256
 from pathlib import Path
 
 from tinyllm import hardware
 from tinyllm._mx import mx
 from tinyllm.engine.engine import MAX_ROWS, PREFILL_CHUNK, Engine, KvMode
 from tinyllm.engine.plan import MemoryPlan, make_plan
+from tinyllm.engine.request import Request
 from tinyllm.kernels import has_compiler
 from tinyllm.kv.paged import PAGE_SIZE
 from tinyllm.model.load import OpenedModel, on_cpu, open_model
 from tinyllm.ops.features import ModelFeatures
+
+logger = logging.getLogger("tinyllm")
+
+_WARM_UP_PROMPT, _WARM_UP_TOKENS = 32, 4  # long enough for the activations of a prompt, and for steps ahead
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,7 @@ def load_engine(folder: Path, settings: EngineSettings | None = None) -> Engine:
     settings = settings or EngineSettings()
     opened = open_model(folder, _features(settings), dtype=settings.dtype)
     plan = plan_memory(opened, settings, name=folder.name)
-    return Engine(
+    engine = Engine(
         opened.load(),
         kv=settings.kv,
         compiled=settings.compiled,
@@ -66,6 +73,23 @@ def load_engine(folder: Path, settings: EngineSettings | None = None) -> Engine:
         plan=plan,
         wired=settings.wired,
     )
+    _warm_up(engine)
+    return engine
+
+
+def _warm_up(engine: Engine) -> None:
+    """Have kernels compiled before the first answer, not in the middle of it, where nobody has compiled them yet."""
+    model = engine.model
+    layers = sorted({repr(layer) for layer in model.config.layers})  # what kernels have in them: constants, not sizes
+    name = sha256(repr((layers, model.dtype, model.features)).encode()).hexdigest()[:16]
+    if not engine.compiler.is_cold(name) or engine.context <= _WARM_UP_PROMPT + _WARM_UP_TOKENS:
+        return
+    logger.info("compiling kernels for this processor, once")
+    engine.add(Request((0,) * _WARM_UP_PROMPT, max_tokens=_WARM_UP_TOKENS))
+    while engine.has_work:
+        engine.step()
+    engine.pools.manager.clear()
+    engine.compiler.warmed_up(name)
 
 
 def _features(settings: EngineSettings) -> ModelFeatures:
