@@ -161,6 +161,18 @@ def test_a_second_turn_prefills_what_is_new_alone(model: ModelForCausalLM) -> No
     assert ids(second) == alone(model, Request(turn, 6))
 
 
+@pytest.mark.parametrize("kv", ["paged", "dense"])
+def test_a_row_joins_the_others_as_soon_as_its_prompt_is_computed(llama: ModelForCausalLM, kv: Any) -> None:
+    engine = Engine(llama, kv=kv, page_size=8, compiled=False)
+    for i in range(3):
+        engine.add(Request(prompt(9, i), 30))
+    steps = []
+    while engine.has_work:
+        steps.append(sum(output.token_id is not None for output in engine.step()))
+    assert len(steps) <= 3 + 30
+    assert steps.count(3) >= 26
+
+
 def test_requests_that_arrive_together_share_what_the_first_has_computed(llama: ModelForCausalLM) -> None:
     shared = prompt(40)
     requests = [Request((*shared, 130 + i, *prompt(3, i)), 4) for i in range(6)]

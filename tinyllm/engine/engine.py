@@ -168,7 +168,8 @@ class Engine:
         """Whether the rows of a step are those of the next one too, as far as can be told before it is over."""
         rows = step.batch.sequences
         return (
-            all(row.id in self._requests for row in rows)
+            rows == self.scheduler.decoding
+            and all(row.id in self._requests for row in rows)
             and not self.scheduler.wants_prefill
             and self.scheduler.reserve_ahead(rows)
         )

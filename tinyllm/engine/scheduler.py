@@ -142,9 +142,14 @@ class Scheduler:
                 preempted.append(self._preempt_youngest())
         if not preempted:
             self._admit()
-        decode = tuple(sequence for sequence in self._active if sequence.prefilled)
+        decode = self.decoding
         prefilling = self._active[len(decode) :]
         return Work(self._chunk(prefilling[0]) if prefilling else None, decode, tuple(preempted))
+
+    @property
+    def decoding(self) -> tuple[Sequence, ...]:
+        """The active sequences whose prompts are computed, oldest first."""
+        return tuple(sequence for sequence in self._active if sequence.prefilled)
 
     @property
     def wants_prefill(self) -> bool:
