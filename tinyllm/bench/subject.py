@@ -15,6 +15,7 @@ from tinyllm.bench.result import Subject
 from tinyllm.bench.scattered import load_scattered
 from tinyllm.bench.workload import Workload
 from tinyllm.checkpoint.summary import summarize
+from tinyllm.checkpoint.weights import DenseWeight
 from tinyllm.config.tensors import tensor_shapes
 from tinyllm.engine.engine import PREFILL_CHUNK, Engine
 from tinyllm.engine.load import load_engine
@@ -54,7 +55,7 @@ def load_subject(
 
 def held_bytes(part: object) -> int:
     """Bytes of all arrays that a part of the network holds."""
-    if isinstance(part, mx.array):
+    if isinstance(part, (mx.array, DenseWeight)):
         return part.nbytes
     if isinstance(part, (list, tuple)):
         return sum(map(held_bytes, part))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tinyllm._mx import mx
@@ -30,10 +30,23 @@ _FLOATS = (mx.float16, mx.bfloat16, mx.float32)
 
 @dataclass(frozen=True)
 class DenseWeight:
-    """A matrix (out, in), and the bias (out,) that is added to its products."""
+    """A matrix (out, in), and the bias (out,) that is added to its products.
+
+    `transposed` (in, out) is another view of the matrix, made once: it is what every product multiplies by.
+    """
 
     weight: mx.array
     bias: mx.array | None = None
+    transposed: mx.array = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "transposed", self.weight.T)
+        mx.eval(self.transposed)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both."""
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
 
 @dataclass(frozen=True)

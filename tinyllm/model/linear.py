@@ -11,7 +11,7 @@ from tinyllm.ops.quant import dequantize, quantized_matmul
 def linear(x: mx.array, weight: LinearWeight, *, fused: bool = True) -> mx.array:
     """Multiply x (..., in) by the transpose of a weight (out, in) and add its bias: (..., out)."""
     if isinstance(weight, DenseWeight):
-        y = x @ weight.weight.T
+        y = x @ weight.transposed
     else:
         y = quantized_matmul(x, weight.packed, weight.scales, weight.biases, weight.form, fused=fused)
         y = y.astype(x.dtype)
