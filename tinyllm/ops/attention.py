@@ -60,8 +60,10 @@ def attention_polynomial(
             blocks.append(attention_polynomial(*block, scale=scale, mask=mask, fused_exp=fused_exp))
         return mx.concatenate(blocks, axis=2)
     rows = (batch, kv_heads, heads // kv_heads * seq)
-    scores = (q * scale).reshape(*rows, head_dim) @ k.swapaxes(-1, -2)
-    scores = _masked(scores.reshape(batch, heads, seq, keys), mask)
+    if seq > 1:  # one query has few scores, which a compiled step scales and masks at once
+        q = q * scale
+    scores = (q.reshape(*rows, head_dim) @ k.swapaxes(-1, -2)).reshape(batch, heads, seq, keys)
+    scores = _masked(scores if seq > 1 else scores * scale, mask)
     weights = exp(scores - scores.max(axis=-1, keepdims=True), fused=fused_exp).reshape(*rows, keys)
     return ((weights @ v) / weights.sum(axis=-1, keepdims=True)).reshape(q.shape)
 
