@@ -40,6 +40,7 @@ REST_S = 0.5  # thread pools of the last peer may still spin
 MODULES = {"tinyllm": "tinyllm.llm", "mlx-lm": "mlx_lm", "transformers": "transformers", "llama.cpp": "xllamacpp"}
 TURNS = {"history": 1500, "answer": 16, "message": 30}
 CROWD = {"requests": 64, "prefix": 512, "own": 160, "answer": 8, "share": 0.4}
+PRODUCTS = {"prompt": 64}
 # What `tinyllm bench` is asked to measure of pages: tests, and modes in turns.
 PAGES = (
     (["-p", "0", "-n", "32", "-d", "130,2100,5000"], "paged,dense"),
@@ -313,6 +314,7 @@ def measure_own(python: str, model: Path, repetitions: int) -> Own:
         bench("--ops"),
         measured("turns", {**TURNS, "repetitions": repetitions}),
         measured("crowd", CROWD),
+        measured("products", {**PRODUCTS, "repetitions": repetitions}),
     )
 
 

@@ -25,6 +25,7 @@ class Own:
     ops: str
     turns: Mapping[str, Any]
     crowd: Mapping[str, Any]
+    products: Mapping[str, Any]
 
 
 def write_page(
@@ -52,6 +53,7 @@ def write_page(
         "## What is not computed again",
         turns_table(own.turns) + "\n\n" + crowd_text(own.crowd),
         "## A decode step",
+        products_text(own.products),
         own.ops.strip(),
         "## How it was measured",
         NOTES.format(load=load, start=arguments.start_prompt),
@@ -144,6 +146,18 @@ def crowd_text(crowd: Mapping[str, Any]) -> str:
         f" {crowd['finished']} finished, {crowd['agree']} of them with the ids that they have alone,"
         f" {crowd['preemptions']} had to give way and were computed again; {crowd['together_s']:.1f} s, and"
         f" {crowd['alone_s']:.1f} s one after another on dense buffers."
+    )
+
+
+def products_text(products: Mapping[str, Any]) -> str:
+    """Say how much of a decode step its matrix products are, and how near they come to the memory's limit."""
+    alone, step = median(products["products_s"]), median(products["steps_s"])
+    share = products["bytes"] / alone / products["bandwidth"]
+    return (
+        f"The matrix products of a step at batch 1, one after another with nothing between them, take"
+        f" {alone * 1e3:.1f} ms; the whole step takes {step * 1e3:.1f} ms. They read"
+        f" {products['bytes'] / 1e6:.0f} MB of weights, at {share:.0%} of the {products['bandwidth'] / 1e9:.1f} GB/s"
+        " that the memory was measured to give: no step that multiplies by this library can have a larger share."
     )
 
 

@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -267,7 +267,52 @@ def run(engine: Engine, requests: Sequence[Request]) -> list[list[Output]]:
     return list(tokens.values())
 
 
-MEASUREMENTS = {"turns": measure_turns, "crowd": measure_crowd}
+def measure_products(path: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Time the matrix products of a decode step alone, in turns with whole steps: a floor for any engine's step.
+
+    Of `settings`: "prompt" tokens come before the steps; "repetitions". Returns seconds, the bytes that the products
+    read, and the bytes a second that the memory gives.
+    """
+    from tinyllm._mx import mx
+    from tinyllm.bench.machine import measure_bandwidth
+    from tinyllm.checkpoint.weights import DenseWeight
+    from tinyllm.engine.load import load_engine
+    from tinyllm.engine.request import Request
+
+    engine = load_engine(Path(path))
+    model = engine.model
+    looked_up = None if model.config.tie_word_embeddings else model.embed_tokens
+    parts = (part for own in vars(model).values() if own is not looked_up for part in parts_of(own))
+    matrices = [part for part in parts if isinstance(part, DenseWeight)]
+    vectors = [mx.ones((1, matrix.weight.shape[1])) for matrix in matrices]
+    mx.eval(vectors)
+    engine.add(Request((1,) * settings["prompt"], 20 * (settings["repetitions"] + 2)))
+    products, steps = [], []
+    for _ in range(settings["repetitions"]):
+        for _ in range(10):
+            started = time.perf_counter()
+            mx.eval([x @ matrix.transposed for x, matrix in zip(vectors, matrices, strict=True)])
+            products.append(time.perf_counter() - started)
+        gaps = []
+        while len(gaps) < 11:
+            gaps += [output.at for output in engine.step() if output.token_id is not None]
+        steps += [after - before for before, after in pairwise(gaps)]
+    read = sum(matrix.weight.nbytes for matrix in matrices)
+    return {"products_s": products, "steps_s": steps, "bytes": read, "bandwidth": measure_bandwidth()}
+
+
+def parts_of(part: object) -> Iterator[object]:
+    """Yield the parts of a network that are of tinyllm's own classes."""
+    if isinstance(part, (list, tuple)):
+        for each in part:
+            yield from parts_of(each)
+    elif type(part).__module__.startswith("tinyllm."):
+        yield part
+        for each in vars(part).values():
+            yield from parts_of(each)
+
+
+MEASUREMENTS = {"turns": measure_turns, "crowd": measure_crowd, "products": measure_products}
 
 
 def main() -> None:

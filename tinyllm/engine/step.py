@@ -8,7 +8,7 @@ array (how many rows, which slots a lone sequence reads in place) is the `Layout
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -46,7 +46,7 @@ class DecodeStep:
     def __init__(self, model: ModelForCausalLM, *, compiled: bool) -> None:
         self._model = model
         self._compiled = compiled
-        self._functions: OrderedDict[Layout, Callable[[Tree], Tree]] = OrderedDict()
+        self._functions: OrderedDict[Hashable, Callable[[Tree], Tree]] = OrderedDict()
 
     def __call__(self, layout: Layout, inputs: Tree) -> Tree:
         """Build the graph of a step.
@@ -55,19 +55,28 @@ class DecodeStep:
         "first" (rows,), "pages" (rows, n) or {}, "keys" and "values"; "history" and "sampling". It gives what
         `chosen` gives, and "keys" and "values" after the step.
         """
-        return self._function(layout)(inputs)
-
-    def _function(self, layout: Layout) -> Callable[[Tree], Tree]:
-        if layout in self._functions:
-            self._functions.move_to_end(layout)
-            return self._functions[layout]
-
         step = partial(paged_step, self._model, layout)
-        function: Callable[[Tree], Tree] = mx.compile(step) if self._compiled else step
-        self._functions[layout] = function
+        if not self._compiled:
+            return step(inputs)
+        # One function for each form of the inputs, though it could take all of them: it keeps what it has compiled
+        # for as long as it lives, and is let go here.
+        key = layout, _form(inputs)
+        function = self._functions.pop(key, None) or mx.compile(step)
+        self._functions[key] = function
         if len(self._functions) > _MOST_COMPILED:
             self._functions.popitem(last=False)
-        return function
+        return function(inputs)
+
+
+def _form(inputs: Tree) -> Hashable:
+    """Return what `mx.compile` tells inputs apart by: shapes, and which of them are there."""
+    by_name = {**inputs["history"], **inputs["sampling"]}
+    return (
+        inputs["tokens"].shape,
+        tuple(None if pages == {} else pages.shape for pages in inputs["pages"]),
+        tuple(keys[0].shape for keys in inputs["keys"]),
+        tuple((name, by_name[name].shape) for name in sorted(by_name)),
+    )
 
 
 def paged_step(model: ModelForCausalLM, layout: Layout, inputs: Tree) -> Tree:
