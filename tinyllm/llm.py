@@ -139,8 +139,9 @@ class LLM:
     `path` is the folder of a checkpoint; `dtype` is "float32", "float16" or "bfloat16" (by default the stored one on
     a GPU, float32 on a CPU); `device` is "cpu" or "gpu" (by default MLX's choice). `batch` is how many requests run
     at once, `kv_budget` the most bytes that the KV cache may take (or which share of what is left), `max_context` the
-    most tokens of a request; `wired` lets Metal keep the model's memory resident until `close`. Raises TinyllmError,
-    by name, for whatever cannot be loaded, and DoesNotFitError before any weight is read.
+    most tokens of a request; `wired` lets Metal keep the model's memory resident until `close`. Decode steps are
+    `compiled`, where there is a compiler. Raises TinyllmError, by name, for whatever cannot be loaded, and
+    DoesNotFitError before any weight is read.
     """
 
     def __init__(
@@ -154,6 +155,7 @@ class LLM:
         kv_budget: int | Fraction | None = None,
         max_context: int | None = None,
         wired: bool = True,
+        compiled: bool = True,
     ) -> None:
         started = perf_counter()
         self.path = Path(path)
@@ -171,6 +173,7 @@ class LLM:
             kv_budget=kv_budget,
             max_context=max_context,
             wired=wired,
+            compiled=compiled,
             features=features or ModelFeatures(),
             dtype=_choose("dtype", dtype, DTYPES),
         )

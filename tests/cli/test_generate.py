@@ -334,3 +334,8 @@ def wait_until_it_computes(pid: int) -> None:
     process = psutil.Process(pid)
     while sum(process.cpu_times()[:2]) < 2:
         assert process.status() != psutil.STATUS_ZOMBIE, "it ended"
+
+
+def test_eager_steps_give_the_same_answer(scripted: Path) -> None:
+    done = tinyllm("generate", "count", "-m", scripted, "--eager")
+    assert (done.returncode, done.stdout) == (0, tinyllm("generate", "count", "-m", scripted).stdout)

@@ -70,6 +70,7 @@ def generate(
     kv_budget: options.KvBudget = None,
     max_context: options.MaxContext = None,
     no_wired_limit: options.NoWiredLimit = False,
+    eager: options.Eager = False,
     dtype: options.Dtype = None,
     device: options.Device = None,
     offline: options.Offline = False,
@@ -119,6 +120,7 @@ def generate(
             "kv_budget": options.read_kv_budget(kv_budget),
             "max_context": max_context,
             "wired": not no_wired_limit,
+            "compiled": not eager,
             "batch": 1 if prompts is None else batch or DEFAULT_BATCH,
         }
         loading = partial(load, cache, model, offline, {"dtype": dtype, "device": device, **limits})

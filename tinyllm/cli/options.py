@@ -95,6 +95,7 @@ MaxContext = Annotated[
 NoWiredLimit = Annotated[
     bool, typer.Option("--no-wired-limit", help="Do not have Metal keep the model's memory resident.")
 ]
+Eager = Annotated[bool, typer.Option("--eager", help="Do not compile decode steps.")]
 Dtype = Annotated[str | None, typer.Option(metavar="TYPE", help="Compute in float32, float16 or bfloat16.")]
 Device = Annotated[str | None, typer.Option(metavar="DEVICE", help="Compute on cpu or gpu.")]
 Offline = Annotated[bool, typer.Option("--offline", help="Make no connection at all.")]
