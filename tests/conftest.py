@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ from hypothesis import settings
 
 # Several workers share the cores, and a BLAS whose threads wait for each other by spinning takes them away.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# In a shell's background Ctrl-C is ignored, and processes that tests start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Examples are the same in every run, and none fails for being slow.
 settings.register_profile("tinyllm", derandomize=True, deadline=None, database=None)

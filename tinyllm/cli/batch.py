@@ -62,8 +62,8 @@ def answer_file(
     try:
         with tally.shown(on_terminal=watched):
             for record in _Run(llm, asking, plan, tally, debug).records(lines):
+                tally.add_line(record)  # first: whoever reads a line may interrupt before anything comes after it
                 answers.write(record)
-                tally.add_line(record)
     except KeyboardInterrupt:
         further = "" if plan.output == "-" else f" in {answers.name}: the same command goes on from there"
         console.say(f"stopped: {tally.answered:,} of {tally.total:,} lines are answered{further}")
