@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tinyllm.engine.engine import Engine
-    from tinyllm.engine.request import Output, Request
+    from tinyllm.engine.request import Output
 
 ROOT = Path(__file__).resolve().parents[1]
 ON_MAC = sys.platform == "darwin"
@@ -200,7 +200,7 @@ def first_token(engine: Engine, prompt: Sequence[Any], count: int) -> tuple[list
     from tinyllm.engine.request import Request
 
     started = time.perf_counter()
-    [tokens] = run(engine, [Request(tuple(prompt), max_tokens=count)])
+    [tokens] = engine.run([Request(tuple(prompt), max_tokens=count)])
     return tokens, tokens[0].at - started
 
 
@@ -227,11 +227,11 @@ def measure_crowd(path: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
     engine = Engine(model, max_rows=len(requests), ceilings=(1 + pages,))
     started = time.perf_counter()
-    together = run(engine, requests)
+    together = engine.run(requests)
     together_s = time.perf_counter() - started
     alone_engine = Engine(model, kv="dense", max_rows=1)
     started = time.perf_counter()
-    alone = [run(alone_engine, [request])[0] for request in requests]
+    alone = [alone_engine.run([request])[0] for request in requests]
     return {
         "requests": len(requests),
         "prefix": settings["prefix"],
@@ -247,24 +247,9 @@ def measure_crowd(path: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def agree(wanted: Sequence[Output], said: Sequence[Output]) -> bool:
     """Whether ids are the same, or first differ where the two best logits are within 0.001 of each other."""
-    for expected, token in zip(wanted, said, strict=True):
-        if expected.token_id != token.token_id:
-            assert expected.logprobs is not None
-            (_, best), (_, second) = expected.logprobs.top
-            return best - second <= 1e-3
-    return True
+    from tinyllm.doctor import ids_gap
 
-
-def run(engine: Engine, requests: Sequence[Request]) -> list[list[Output]]:
-    """Run requests to their ends; return the tokens of each."""
-    tokens: dict[int, list[Output]] = {engine.add(request): [] for request in requests}
-    while engine.has_work:
-        for output in engine.step():
-            if output.error is not None:
-                raise output.error
-            if output.token_id is not None:
-                tokens[output.request_id].append(output)
-    return list(tokens.values())
+    return ids_gap(wanted, said) <= 1e-3
 
 
 def measure_products(path: str, settings: Mapping[str, Any]) -> dict[str, Any]:

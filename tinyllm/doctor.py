@@ -124,14 +124,15 @@ def _ids_gap(folder: Path, settings: Mapping[str, Any]) -> float:
     model = load_model(folder, dtype=mx.float32)
     ids: list[int] = _expected(folder)[0][0].tolist()  # type: ignore[assignment]
     requests = [Request(tuple(ids[:n]), _TOKENS, logprobs=2) for n in _PROMPTS]
-    answers = _run(Engine(model, page_size=_PAGE, **settings), requests)
+    answers = Engine(model, page_size=_PAGE, **settings).run(requests)
     return max(
-        _gap(_run(Engine(model, kv="dense", compiled=False), [request])[0], answer)
+        ids_gap(Engine(model, kv="dense", compiled=False).run([request])[0], answer)
         for request, answer in zip(requests, answers, strict=True)
     )
 
 
-def _gap(expected: Sequence[Output], answer: Sequence[Output]) -> float:
+def ids_gap(expected: Sequence[Output], answer: Sequence[Output]) -> float:
+    """Return how far apart the two best logits were where an answer first differs from what was expected; else 0."""
     for wanted, said in zip(expected, answer, strict=True):
         if said.token_id != wanted.token_id:
             assert wanted.logprobs is not None
@@ -146,18 +147,6 @@ def _ids_difference(folder: Path) -> int:
     engine = Engine(load_model(folder, dtype=mx.float32))
     wrong = 0
     for answer in answers:
-        [outputs] = _run(engine, [Request(tuple(answer["prompt_ids"]), len(answer["ids"]))])
+        [outputs] = engine.run([Request(tuple(answer["prompt_ids"]), len(answer["ids"]))])
         wrong += sum(said.token_id != recorded for said, recorded in zip(outputs, answer["ids"], strict=True))
     return wrong
-
-
-def _run(engine: Engine, requests: Sequence[Request]) -> list[list[Output]]:
-    """Run requests to their ends; return the tokens of each. Raises what one of them ends with."""
-    tokens: dict[int, list[Output]] = {engine.add(request): [] for request in requests}
-    while engine.has_work:
-        for output in engine.step():
-            if output.error is not None:
-                raise output.error
-            if output.token_id is not None:
-                tokens[output.request_id].append(output)
-    return list(tokens.values())

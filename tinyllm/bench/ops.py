@@ -24,13 +24,12 @@ from typing import Any
 from tinyllm._mx import dtype_name, mx
 from tinyllm.bench.modes import Mode
 from tinyllm.bench.report import md_table
-from tinyllm.checkpoint.weights import WeightStore
-from tinyllm.config.config import Config
 from tinyllm.engine import compiler
 from tinyllm.engine.engine import Engine
 from tinyllm.engine.load import EngineSettings, load_engine
 from tinyllm.engine.request import Request
 from tinyllm.kv.paged import PAGE_SIZE, Placement, TinyKvPagedStep
+from tinyllm.model.load import open_model
 from tinyllm.model.transformer import ModelForCausalLM
 from tinyllm.ops.features import ModelFeatures
 
@@ -72,11 +71,7 @@ def count_ops(name: str, folder: Path, mode: Mode) -> str:
 
 def load_as_on_gpu(folder: Path, features: ModelFeatures) -> ModelForCausalLM:
     """Load a checkpoint as it would be on a GPU, whatever this machine has."""
-    config = Config.from_json_file(folder)
-    store = WeightStore.from_path(folder, config)
-    dtype = store.stored_dtype
-    features = features.settled(on_cpu=False, float32=dtype == mx.float32)
-    return ModelForCausalLM(config, store.cast(dtype, expand=False), features)
+    return open_model(folder, features, for_cpu=False).load()
 
 
 def step_ops(model: ModelForCausalLM, settings: EngineSettings) -> Counter[str]:

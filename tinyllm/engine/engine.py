@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Literal
@@ -135,20 +135,31 @@ class Engine:
             news += self._begin()
         return news
 
-    def _complete(self, step: Step) -> Iterator[Output]:
+    def run(self, requests: Iterable[Request]) -> list[list[Output]]:
+        """Run requests to their ends; return the tokens of each. Raises what one of them ends with."""
+        tokens: dict[int, list[Output]] = {self.add(request): [] for request in requests}
+        while self.has_work:
+            for output in self.step():
+                if output.error is not None:
+                    raise output.error
+                if output.token_id is not None:
+                    tokens[output.request_id].append(output)
+        return list(tokens.values())
+
+    def _complete(self, step: Step) -> list[Output]:
         """Wait for the step that runs; have the next one run, if it is the same rows again."""
         ahead = self._runner.build_after(step) if self._goes_on(step) else None
         self._running = None
         done = self._runner.wait(step)
         news = self._accept(done)
         if ahead is None:
-            return iter(news)
+            return news
         if done is step and all(output.finish_reason is None for output in news):
             self._runner.dispatch(ahead)
             self._running = ahead
         else:
             self._runner.discard(ahead)
-        return iter(news)
+        return news
 
     def _begin(self) -> Iterator[Output]:
         """Do what the scheduler has next: a chunk of a prompt, which is waited for, and a step, which is not."""

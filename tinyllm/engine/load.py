@@ -85,9 +85,7 @@ def _warm_up(engine: Engine) -> None:
     if not engine.compiler.is_cold(name) or engine.context <= _WARM_UP_PROMPT + _WARM_UP_TOKENS:
         return
     logger.info("compiling kernels for this processor, once")
-    engine.add(Request((0,) * _WARM_UP_PROMPT, max_tokens=_WARM_UP_TOKENS))
-    while engine.has_work:
-        engine.step()
+    engine.run([Request((0,) * _WARM_UP_PROMPT, max_tokens=_WARM_UP_TOKENS)])
     engine.pools.manager.clear()
     engine.compiler.warmed_up(name)
 

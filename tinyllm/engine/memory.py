@@ -124,10 +124,8 @@ class PagedMemory:
 
     def nbytes(self, sequence: Sequence) -> int:
         """Bytes of the sequence's pages, those that it shares included."""
-        return sum(
-            len(sequence.tables.by_kind[pool.kind].live) * (pool.nbytes // max(pool.pages, 1))
-            for pool in self._pools.pools
-        )
+        tables = sequence.tables.by_kind
+        return sum(len(tables[pool.kind].live) * pool.page_bytes for pool in self._pools.pools)
 
     def forget(self, request_id: int) -> None:
         """Nothing is kept beside the pages."""

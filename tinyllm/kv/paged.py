@@ -54,6 +54,11 @@ class TinyKvPagedPool:
         """Bytes of all arrays."""
         return sum(array.nbytes for array in (*self.keys, *self.values))
 
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page in all layers; 0 where nothing was written yet."""
+        return self._layers * (self.keys[0].nbytes + self.values[0].nbytes) // self.pages if self.keys else 0
+
     def make_room(self, like: mx.array) -> None:
         """Let the arrays hold every page that was handed out, for keys and values `like` (..., heads, _, head_dim).
 
@@ -162,14 +167,15 @@ def _runs(pages: Sequence[int], start: int, length: int, size: int) -> list[tupl
 class PagedSequence:
     """One sequence on the pools of its model: its block tables, one a kind.
 
-    Without `tables` it opens its own, and they are released when nothing refers to the sequence any more.
+    Without `tables` it opens some. Those, and others that it `owns`, are released when nothing refers to the
+    sequence any more.
     """
 
-    def __init__(self, pools: Sequence[TinyKvPagedPool], tables: Tables | None = None) -> None:
+    def __init__(self, pools: Sequence[TinyKvPagedPool], tables: Tables | None = None, *, owns: bool = False) -> None:
         self.pools = pools
         self.manager = pools[0].manager
         self.tables = tables or self.manager.open(())
-        if tables is None:
+        if owns or tables is None:
             weakref.finalize(self, self.manager.release, self.tables)
 
     def reserve(self, start: int, end: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 
 from tinyllm.config.config import Config
@@ -82,10 +81,7 @@ class PagedCaches(list[TinyKvPagedCache]):
         """Return the caches of a second sequence that has the same positions; pages are shared until written to."""
         manager, tables = self._sequence.manager, self._sequence.tables
         manager.advance(tables, self[0].offset)
-        forked = manager.fork(tables)
-        caches = self._pools.caches(forked)
-        weakref.finalize(caches._sequence, manager.release, forked)
-        return caches
+        return PagedCaches(self._pools, PagedSequence(self._pools.pools, manager.fork(tables), owns=True))
 
     def release(self) -> None:
         """Give back all pages; the caches are empty then."""

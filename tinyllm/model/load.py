@@ -37,31 +37,32 @@ def load_model(
 
 
 def open_model(
-    path: str | Path, features: ModelFeatures | None = None, *, dtype: mx.Dtype | None = None
+    path: str | Path,
+    features: ModelFeatures | None = None,
+    *,
+    dtype: mx.Dtype | None = None,
+    for_cpu: bool | None = None,
 ) -> OpenedModel:
-    """Read the config and the headers of the checkpoint in a folder, for the default device.
+    """Read the config and the headers of the checkpoint in a folder, for a CPU or a GPU, by default this device.
 
     `dtype` is what the network computes in; by default the stored one on a GPU and float32 on a CPU, where half
     precision is both slow and rough. Raises ConfigError and CheckpointError.
     """
     config = Config.from_json_file(path)
     store = WeightStore.from_path(path, config)
-    dtype = dtype or default_dtype(store)
-    store = store.cast(dtype, expand=_expands(store, config))
-    features = (features or ModelFeatures()).settled(on_cpu=on_cpu(), float32=dtype == mx.float32)
+    for_cpu = on_cpu() if for_cpu is None else for_cpu
+    dtype = dtype or default_dtype(store, for_cpu=for_cpu)
+    # Packed products are slower than dense ones on a CPU: unpack where that takes less than half of the memory.
+    store = store.cast(dtype, expand=for_cpu and store.is_quantized and expands_on_cpu(config))
+    features = (features or ModelFeatures()).settled(on_cpu=for_cpu, float32=dtype == mx.float32)
     return OpenedModel(config, store, features, dtype)
 
 
-def default_dtype(store: WeightStore) -> mx.Dtype:
-    """Return the dtype to compute in on the default device."""
-    return mx.float32 if on_cpu() else store.stored_dtype
+def default_dtype(store: WeightStore, *, for_cpu: bool | None = None) -> mx.Dtype:
+    """Return the dtype to compute in on a CPU or a GPU, by default this device."""
+    return mx.float32 if (on_cpu() if for_cpu is None else for_cpu) else store.stored_dtype
 
 
 def on_cpu() -> bool:
     """Whether MLX computes on the CPU."""
     return bool(mx.default_device() == mx.Device(mx.DeviceType.cpu))
-
-
-def _expands(store: WeightStore, config: Config) -> bool:
-    """Packed products are slower than dense ones on a CPU: unpack where that takes less than half of the memory."""
-    return store.is_quantized and on_cpu() and expands_on_cpu(config)
