@@ -2,59 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import golden_experts
+import golden_gemma
+import golden_gpt
+import golden_hybrid
+import golden_latent
+import golden_llama
+from golden_case import LINEAR, LLAMA3, LONG, PAST_WINDOW, QWEN_WINDOW, RAMP, SMALL, WIDE_HEADS, YARN, Case, rope
 
-# rms_norm_eps is so large that leaving it out shows.
-SMALL = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "rms_norm_eps": 0.2,
-}
-LONG = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
-# Past 4,096 positions, where float32 holds the angle of a fast pair to 1e-4 only: hence the slow pairs.
-PAST_WINDOW = {**LONG, "head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 1e9}}
-WIDE_HEADS = {"head_dim": 16}
-QWEN_WINDOW = {"num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 10, "max_window_layers": 2}
-
-LINEAR = {"rope_type": "linear", "rope_theta": 1000.0, "factor": 4.0}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 2000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 32}
-RAMP = {"beta_fast": 4.0, "beta_slow": 0.7}
-
-
-@dataclass(frozen=True)
-class Case:
-    """One folder. `settings` go to the family's config class, over those of SMALL; `keep` logits are recorded."""
-
-    name: str
-    family: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    length: int = 64
-    keep: int | None = None
-    dtype: str = "bfloat16"
-    shard_size: str = "1GB"
-
-
-def rope(parameters: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    """Settings of a case that differs from SMALL in its rotary parameters."""
-    return {"rope_parameters": {**parameters, **more}, **WIDE_HEADS}
-
-
-CASES = (
+_CASES = (
     Case("llama", "Llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
     Case("llama-tied", "Llama", {"tie_word_embeddings": True}, dtype="float16"),
     Case(
@@ -131,6 +87,16 @@ CASES = (
     Case("qwen3-linear", "Qwen3", rope(LINEAR)),
     Case("mistral3", "Mistral3", {"sliding_window": None, **rope(YARN)}),
     Case("mistral3-tied", "Mistral3", {"sliding_window": 12, "tie_word_embeddings": True}),
+)
+
+CASES = (
+    *_CASES,
+    *golden_llama.CASES,
+    *golden_gemma.CASES,
+    *golden_gpt.CASES,
+    *golden_experts.CASES,
+    *golden_latent.CASES,
+    *golden_hybrid.CASES,
 )
 
 QUANTIZED = (

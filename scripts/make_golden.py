@@ -21,23 +21,24 @@ import copy
 import dataclasses
 import json
 import math
+import re
 import shutil
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from golden_table import CASES, QUANTIZED, SMALL, Case
+from golden_case import Case
+from golden_table import CASES, QUANTIZED
 from safetensors.torch import save_file
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.models.llama import modeling_llama
 from transformers.models.phi3 import modeling_phi3
 
 GOLDEN = Path(__file__).resolve().parent.parent / "tests" / "golden"
-FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
 EXPECTED, DEFAULTS, REAL_MODEL = "expected.safetensors", "reference_defaults.json", "real_model.json"
 
 # tinyllm has no default for shapes; nor for the end token, of which the class assumes one tokenizer's id.
@@ -49,9 +50,9 @@ NEVER_ABSENT = SHAPES | {"eos_token_id"}
 
 def make_config(case: Case) -> PreTrainedConfig:
     """Make the reference's own config object."""
-    settings = {**SMALL, **copy.deepcopy(dict(case.settings)), "pad_token_id": None}
+    settings = {**case.base, **copy.deepcopy(dict(case.settings)), "pad_token_id": None}
     if case.family != "Mistral3":
-        return getattr(transformers, f"{case.family}Config")(**settings)
+        return getattr(transformers, class_names(case)[0])(**settings)
     vision = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     return transformers.Mistral3Config(
         text_config={"model_type": "mistral", **settings},
@@ -60,26 +61,35 @@ def make_config(case: Case) -> PreTrainedConfig:
     )
 
 
-def make_model(config: PreTrainedConfig, family: str) -> PreTrainedModel:
+def class_names(case: Case) -> tuple[str, str]:
+    """Return the names of the reference's classes, config and network."""
+    if case.family == "Mistral3":
+        return "Mistral3Config", "Mistral3ForConditionalGeneration"
+    return case.classes or (f"{case.family}Config", f"{case.family}ForCausalLM")
+
+
+def make_model(config: PreTrainedConfig, case: Case) -> PreTrainedModel:
     """Make the reference's network, computing attention in plain operations."""
-    name = "Mistral3ForConditionalGeneration" if family == "Mistral3" else f"{family}ForCausalLM"
-    return getattr(transformers, name)._from_config(config, attn_implementation="eager").eval()
+    return getattr(transformers, class_names(case)[1])._from_config(config, attn_implementation="eager").eval()
 
 
 @torch.no_grad()
-def randomise(model: PreTrainedModel, dtype: torch.dtype) -> None:
+def randomise(model: PreTrainedModel, dtype: torch.dtype, random: Mapping[str, tuple[float, float]]) -> None:
     """Give every parameter values that matter: attention far from uniform, each branch as large as the residual."""
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape)
-        if "norm" in name or "ln_pre" in name:
-            value = 1.2 + 0.4 * noise
+        own = next((values for pattern, values in random.items() if re.search(pattern, name)), None)
+        if own is not None:
+            value = own[0] + own[1] * noise
+        elif "norm" in name or "ln_" in name or ".ln" in name:
+            value = 0.3 * noise if name.endswith("bias") else 1.2 + 0.4 * noise
         elif name.endswith("bias"):
             value = 0.5 * noise
-        elif "embed_tokens" in name:
+        elif re.search(r"embed|wte|wpe|word_embeddings", name):
             value = 0.7 * noise
         else:
-            gain = 1.7 if "q_proj" in name or "k_proj" in name else 1.2
-            value = noise * gain / math.sqrt(parameter[0].numel())
+            gain = 1.7 if re.search("q_proj|k_proj|qkv|query|c_attn", name) else 1.2
+            value = noise * gain / math.sqrt(parameter.shape[-1])
         parameter.copy_(value.to(dtype))
 
 
@@ -148,7 +158,7 @@ def with_stale_theta(config: dict[str, Any]) -> None:
 
 def without_defaults(config: dict[str, Any]) -> None:
     """Only the shapes, and the keys that differ from the family's own defaults (fault 12)."""
-    for name, default in class_defaults(config["model_type"].capitalize()).items():
+    for name, default in class_defaults(AutoConfig.for_model(config["model_type"]).__class__).items():
         if config.get(name, ...) == default and name not in NEVER_ABSENT:
             del config[name]
     if config["rope_parameters"] == {"rope_type": "default", "rope_theta": 10000.0}:
@@ -168,9 +178,12 @@ def with_nested_tie(config: dict[str, Any]) -> None:
 
 def dialects(case: Case, config: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return file name -> the config as it would stand there, for all that apply."""
-    changes = {"v4": as_transformers_4}
-    if config.get("text_config", config)["rope_parameters"]["rope_type"] != "default":
-        changes["v4-type"] = with_type
+    changes = dict(case.dialects)
+    parameters = config.get("text_config", config).get("rope_parameters")
+    if case.v4 and parameters is not None and "rope_type" in parameters:
+        changes["v4"] = as_transformers_4
+        if parameters["rope_type"] != "default":
+            changes["v4-type"] = with_type
     if case.name in ("llama-long", "qwen3-layer-types"):
         changes |= {"stale-theta": with_stale_theta, "nested": with_nested_rope}
     if case.name.endswith(("defaults", "default")):
@@ -190,11 +203,11 @@ def write_case(case: Case) -> None:
     """Write one folder, and check that the reference reads every dialect in it alike."""
     with partial_rotation() if "partial" in case.name else nullcontext():
         dtype = getattr(torch, case.dtype)
-        torch.manual_seed(zlib.crc32(case.name.encode()))
+        torch.manual_seed(zlib.crc32(case.name.encode()) + case.seed)
         config = make_config(case)
-        model = make_model(config, case.family)
-        randomise(model, dtype)
-        ids = torch.randint(SMALL["vocab_size"], (case.length,))
+        model = make_model(config, case)
+        randomise(model, dtype, case.random)
+        ids = torch.randint(config.get_text_config().vocab_size, (case.length,))
         expected = logits_of(model, ids, case.keep or case.length)
 
         folder = fresh_folder(case.name)
@@ -206,7 +219,7 @@ def write_case(case: Case) -> None:
         for name, values in dialects(case, written).items():
             write_json(folder / name, values)
             if "nested" not in name:
-                again = make_model(type(config).from_json_file(folder / name), case.family)
+                again = make_model(type(config).from_json_file(folder / name), case)
                 again.load_state_dict(model.state_dict())
                 assert torch.equal(logits_of(again.float(), ids, case.keep or case.length), expected), name
     report(folder, expected)
@@ -250,10 +263,10 @@ def write_quantized(case: Case) -> None:
     from mlx_lm import utils as mlx_lm
 
     dtype = getattr(torch, case.dtype)
-    torch.manual_seed(zlib.crc32(case.name.encode()))
-    model = make_model(make_config(case), case.family)
-    randomise(model, dtype)
-    ids = torch.randint(SMALL["vocab_size"], (case.length,))
+    torch.manual_seed(zlib.crc32(case.name.encode()) + case.seed)
+    model = make_model(make_config(case), case)
+    randomise(model, dtype, case.random)
+    ids = torch.randint(model.config.get_text_config().vocab_size, (case.length,))
     source = fresh_folder(f".{case.name}")
     model.to(dtype).save_pretrained(source)
 
@@ -275,7 +288,7 @@ def write_quantized(case: Case) -> None:
     packed.set_dtype(mx.float32)
     dense = {name: to_torch(value) for name, value in tree_flatten(mlx_lm.dequantize_model(packed).parameters())}
     renamed = {name.replace("language_model.model.", "model.language_model."): value for name, value in dense.items()}
-    model = make_model(make_config(case), case.family)  # anew: casting rounded the frequencies of the other
+    model = make_model(make_config(case), case)  # anew: casting rounded the frequencies of the other
     missing, surplus = model.load_state_dict(
         {name.replace("language_model.lm_head", "lm_head"): value for name, value in renamed.items()}, strict=False
     )
@@ -296,9 +309,8 @@ def to_torch(array: Any) -> torch.Tensor:
 # ---------------------------------------------------------------- records
 
 
-def class_defaults(family: str) -> dict[str, Any]:
+def class_defaults(config_class: type[PreTrainedConfig]) -> dict[str, Any]:
     """What an absent key means to the reference: the defaults of the config class, before any is derived."""
-    config_class = getattr(transformers, f"{family}Config")
     inherited = {field.name for field in dataclasses.fields(PreTrainedConfig)}
     return {
         field.name: field.default
@@ -309,10 +321,13 @@ def class_defaults(family: str) -> dict[str, Any]:
 
 def write_defaults() -> None:
     """Record the defaults of each family's config class, and the base of its rotary embedding."""
+    classes = {class_names(case)[0]: None for case in CASES if case.family != "Mistral3"}
     record = {}
-    for family in FAMILIES:
-        config_class = getattr(transformers, f"{family}Config")
-        record[config_class.model_type] = class_defaults(family) | {"rope_theta": config_class.default_theta}
+    for name in classes:
+        config_class = getattr(transformers, name)
+        record[config_class.model_type] = class_defaults(config_class) | {
+            "rope_theta": getattr(config_class, "default_theta", None)
+        }
     write_json(GOLDEN / DEFAULTS, record)
 
 

@@ -19,9 +19,10 @@ def kv_bytes_per_token(config: Config, itemsize: int) -> int:
 
 
 def kv_bytes_read(config: Config, itemsize: int, positions: int) -> int:
-    """Bytes of keys and values that a token reads which sees `positions` tokens, or as many as a window holds."""
+    """Bytes of keys and values that a token reads which sees `positions` tokens, or as many as are within reach."""
     kinds, _ = layer_kinds(config)
-    return sum(token_bytes(kind, itemsize) * min(positions, kind.window or positions) for kind in kinds)
+    firsts = [0 if kind.reach is None else kind.reach.first(positions - 1) for kind in kinds]
+    return sum(token_bytes(kind, itemsize) * (positions - first) for kind, first in zip(kinds, firsts, strict=True))
 
 
 def check_memory(

@@ -28,6 +28,7 @@ from tinyllm.engine import compiler
 from tinyllm.engine.engine import Engine
 from tinyllm.engine.load import EngineSettings, load_engine
 from tinyllm.engine.request import Request
+from tinyllm.kv.kinds import layer_kinds
 from tinyllm.kv.paged import PAGE_SIZE, Placement, TinyKvPagedStep
 from tinyllm.model.load import open_model
 from tinyllm.model.transformer import ModelForCausalLM
@@ -87,7 +88,7 @@ def step_ops(model: ModelForCausalLM, settings: EngineSettings) -> Counter[str]:
 
 def layer_ops(model: ModelForCausalLM, settings: EngineSettings) -> Counter[str]:
     """Count the kernels of the first layer alone."""
-    block, shape = model.layers[0], model.config.layers[0].attention
+    block, (kinds, _) = model.layers[0], layer_kinds(model.config)
     x = mx.zeros((1, 1, model.config.hidden_size), dtype=model.dtype)
     outputs: list[mx.array] = []
     if settings.kv == "dense":
@@ -96,13 +97,13 @@ def layer_ops(model: ModelForCausalLM, settings: EngineSettings) -> Counter[str]
             mx.eval(block(x, 0, cache))  # the cache has its buffer from here on
         return _ops_of(lambda: outputs.append(block(x, 1, cache)), outputs)
 
-    def layer(x: mx.array, position: mx.array, keys: mx.array, values: mx.array, seen: mx.array) -> mx.array:
+    def layer(x: mx.array, position: mx.array, arrays: list[mx.array], seen: mx.array) -> mx.array:
         placement = Placement(slots=position, first=position, span=(0, PAGE_SIZE))
-        return block(x, position, TinyKvPagedStep(keys, values, placement, seen, PAGE_SIZE))
+        return block(x, position, TinyKvPagedStep(arrays, placement, position, seen, PAGE_SIZE))
 
-    pool = (shape.num_kv_heads, PAGE_SIZE, shape.head_dim)
-    keys, values = mx.zeros(pool, dtype=model.dtype), mx.zeros(pool, dtype=model.dtype)
-    inputs = x, mx.array([1]), keys, values, mx.ones((1, 1, 1, PAGE_SIZE), dtype=mx.bool_)
+    dims = [dim for dim in (kinds[0].key_dim, kinds[0].value_dim) if dim]
+    arrays = [mx.zeros((kinds[0].kv_heads, PAGE_SIZE, dim), dtype=model.dtype) for dim in dims]
+    inputs = x, mx.array([1]), arrays, mx.ones((1, 1, 1, PAGE_SIZE), dtype=mx.bool_)
     mx.eval(inputs)
     function = mx.compile(layer) if settings.compiled else layer
     return _ops_of(lambda: outputs.append(function(*inputs)), outputs)

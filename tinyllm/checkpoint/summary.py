@@ -9,8 +9,7 @@ from pathlib import Path
 
 from tinyllm import hardware
 from tinyllm.checkpoint.files import find_weight_files
-from tinyllm.checkpoint.safetensors_header import TensorInfo
-from tinyllm.checkpoint.tensor_table import read_tensor_table
+from tinyllm.checkpoint.tensor_table import StoredTensor, read_tensor_table
 from tinyllm.checkpoint.verify import check_tensors
 from tinyllm.config.config import Config
 from tinyllm.config.tensors import EMBEDDING, tensor_shapes
@@ -68,7 +67,7 @@ def expands_on_cpu(config: Config) -> bool:
 
 
 def memory_bytes(
-    config: Config, tensors: Mapping[str, TensorInfo], itemsize: int | None, *, expand: bool = False
+    config: Config, tensors: Mapping[str, StoredTensor], itemsize: int | None, *, expand: bool = False
 ) -> int:
     """Bytes of weights once they are read, numbers in so many bytes each or as stored, matrices unpacked or not."""
     if itemsize is not None and expand:
@@ -83,12 +82,12 @@ def _elements(config: Config) -> int:
     return sum(math.prod(shape) for shape in tensor_shapes(config).values())
 
 
-def _quantization(config: Config, tensors: Mapping[str, TensorInfo]) -> str:
+def _quantization(config: Config, tensors: Mapping[str, StoredTensor]) -> str:
     if _is_packed(tensors) and config.quantization is not None:
         form = config.quantization.default
         return f"{form.bits}-bit" if form.mode == "affine" else form.mode
     return tensors[EMBEDDING].dtype.lower()
 
 
-def _is_packed(tensors: Mapping[str, TensorInfo]) -> bool:
+def _is_packed(tensors: Mapping[str, StoredTensor]) -> bool:
     return any(name.endswith(".scales") for name in tensors)

@@ -2,40 +2,112 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tinyllm.checkpoint.safetensors_header import TensorInfo, read_safetensors_header
 from tinyllm.config.config import Config
+from tinyllm.config.fused import Piece
 from tinyllm.errors import CheckpointError
 
-__all__ = ["READABLE", "TensorTable", "read_tensor_table"]
+__all__ = ["READABLE", "StoredTensor", "TensorTable", "read_tensor_table"]
 
 READABLE = frozenset({"U8", "U16", "U32", "F16", "BF16", "F32"})  # the types that MLX takes as they are
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A canonical tensor, as it stands in files: one tensor, or one an expert, to be stacked.
+
+    Each is `transposed` first, and then a `piece` is taken of its output axis, number `axis` counted from the end.
+    """
+
+    parts: tuple[TensorInfo, ...]
+    stacked: bool = False
+    transposed: bool = False
+    piece: Piece | None = None
+    axis: int = 2
+
+    @property
+    def dtype(self) -> str:
+        """The type as the files write it."""
+        return self.parts[0].dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The canonical shape."""
+        shape = list(self.parts[0].shape)
+        if self.transposed:
+            shape[-2:] = shape[:-3:-1]
+        if self.piece is not None:
+            shape[-self.axis] = self.piece.length
+        return (len(self.parts), *shape) if self.stacked else tuple(shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the files."""
+        whole = sum(part.nbytes for part in self.parts)
+        return whole if self.piece is None else whole * self.piece.length // self.piece.whole
 
 
 @dataclass(frozen=True)
 class TensorTable:
     """Canonical name -> where the tensor stands; `skipped` counts those of parts other than the text model."""
 
-    tensors: dict[str, TensorInfo]
+    tensors: dict[str, StoredTensor]
     skipped: int
 
 
 def read_tensor_table(files: Sequence[Path], config: Config) -> TensorTable:
-    """Merge the headers of all files. Raises CheckpointError for a tensor that is there twice or of another type."""
-    tensors: dict[str, TensorInfo] = {}
+    """Merge the headers of all files; see `tensor_table`."""
+    return tensor_table({file: read_safetensors_header(file) for file in files}, config)
+
+
+def tensor_table(headers: Mapping[Path, Mapping[str, TensorInfo]], config: Config) -> TensorTable:
+    """Name the tensors of all files. Raises CheckpointError for one that is there twice or of another type."""
+    whole = -1  # in place of the number of an expert
+    found: dict[str, dict[int, StoredTensor]] = defaultdict(dict)
     skipped = 0
-    for file in files:
-        for name, info in read_safetensors_header(file).items():
-            canonical = config.canonical_name(name)
-            if canonical is None:
-                skipped += 1
-                continue
-            if canonical in tensors:
-                raise CheckpointError(f"{file}: {name!r} is there twice, the first time in {tensors[canonical].file}")
-            if info.dtype not in READABLE:
+    for file, header in headers.items():
+        for name, info in header.items():
+            targets = config.targets(name)
+            skipped += not targets
+            if targets and info.dtype not in READABLE:
                 raise CheckpointError(f"{file}: tensor {name!r} is of type {info.dtype}, which tinyllm does not read")
-            tensors[canonical] = info
+            for target in targets:
+                same, number = found[target.name], whole if target.expert is None else target.expert
+                if number in same or (same and (number == whole) != (whole in same)):
+                    first = next(iter(same.values())).parts[0].file
+                    raise CheckpointError(f"{file}: {name!r} is there twice, the first time in {first}")
+                same[number] = _stored(info, target.piece, transposed=target.transposed)
+    tensors = {name: same[whole] if whole in same else _stack(name, same) for name, same in found.items()}
     return TensorTable(tensors, skipped)
+
+
+def _stored(info: TensorInfo, piece: Piece | None, *, transposed: bool) -> StoredTensor:
+    axis = 1 if info.name.endswith("bias") else 2
+    transposed = transposed and len(info.shape) > 1
+    stored = StoredTensor((info,), transposed=transposed, piece=piece, axis=axis)
+    if piece is not None:
+        whole = StoredTensor((info,), transposed=transposed).shape
+        if len(whole) < axis or whole[-axis] != piece.whole:
+            raise CheckpointError(
+                f"{info.file}: {info.name!r} is {list(info.shape)}, and {piece.whole} was to be"
+                f" {'columns' if transposed else 'rows'} of it"
+            )
+    return stored
+
+
+def _stack(name: str, by_number: Mapping[int, StoredTensor]) -> StoredTensor:
+    """Return one tensor of all experts. Raises CheckpointError where one is absent, or unlike the others."""
+    first = by_number[min(by_number)]
+    absent = [str(i) for i in range(len(by_number)) if i not in by_number]
+    if absent:
+        raise CheckpointError(f"{name!r}: expert {', '.join(absent[:6])} is absent, but later ones are there")
+    ordered = [by_number[i] for i in range(len(by_number))]
+    if any((each.shape, each.dtype) != (first.shape, first.dtype) for each in ordered):
+        raise CheckpointError(f"{name!r}: experts are of different shapes or types")
+    parts = tuple(each.parts[0] for each in ordered)
+    return StoredTensor(parts, stacked=True, transposed=first.transposed, piece=first.piece, axis=first.axis)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tinyllm.checkpoint.safetensors_header import TensorInfo
+from tinyllm.checkpoint.tensor_table import StoredTensor
 from tinyllm.config.config import Config
 from tinyllm.config.quantization import QuantFormat
 from tinyllm.config.tensors import LM_HEAD, tensor_shapes
@@ -20,7 +20,7 @@ _LAYER = re.compile(r"\.layers\.([0-9]{1,9})\.")
 _FLOATS = ("F32", "F16", "BF16")
 
 
-def check_tensors(tensors: Mapping[str, TensorInfo], config: Config, folder: Path) -> frozenset[str]:
+def check_tensors(tensors: Mapping[str, StoredTensor], config: Config, folder: Path) -> frozenset[str]:
     """Compare `tensors` (canonical name -> info) with what `config` needs; return the names that are of no use.
 
     Raises TensorMismatchError with everything that is missing, surplus or mis-shaped in one line.
@@ -60,13 +60,13 @@ class _Need:
     types: tuple[str, ...] = _FLOATS
 
 
-def _needs(tensors: Mapping[str, TensorInfo], config: Config) -> tuple[dict[str, _Need], dict[str, str]]:
+def _needs(tensors: Mapping[str, StoredTensor], config: Config) -> tuple[dict[str, _Need], dict[str, str]]:
     """Return what `config` needs, packed where `tensors` are; and the modules that contradict it, with the reason."""
     needed: dict[str, _Need] = {}
     contradictions: dict[str, str] = {}
     for name, shape in tensor_shapes(config).items():
         module = name.removesuffix(".weight")
-        if len(shape) != 2 or f"{module}.scales" not in tensors:
+        if len(shape) < 2 or f"{module}.scales" not in tensors:
             needed[name] = _Need(shape)
             continue
         form = config.quantization.format_of(module) if config.quantization else None
@@ -76,18 +76,18 @@ def _needs(tensors: Mapping[str, TensorInfo], config: Config) -> tuple[dict[str,
             needed |= {part: _Need(tensors[part].shape, (tensors[part].dtype,)) for part in parts}
             continue
         needed |= _packed(module, shape, form)
-        if shape[1] % form.group_size:
+        if shape[-1] % form.group_size:
             contradictions[module] = (
-                f"{module} has {shape[1]} columns, which groups of {form.group_size} do not divide"
+                f"{module} has {shape[-1]} columns, which groups of {form.group_size} do not divide"
             )
     return needed, contradictions
 
 
 def _packed(module: str, shape: tuple[int, ...], form: QuantFormat) -> dict[str, _Need]:
-    """The parts of a matrix (out, in) as MLX packs it."""
-    rows, columns = shape
-    groups = (rows, columns // form.group_size)
-    needed = {f"{module}.weight": _Need((rows, columns * form.bits // 32), ("U32",))}
+    """The parts of a matrix (out, in), or of one for each expert, as MLX packs it."""
+    *rows, columns = shape
+    groups = (*rows, columns // form.group_size)
+    needed = {f"{module}.weight": _Need((*rows, columns * form.bits // 32), ("U32",))}
     if form.mode == "affine":
         return needed | {f"{module}.{part}": _Need(groups) for part in ("scales", "biases")}
     return needed | {f"{module}.scales": _Need(groups, ("U8",))}

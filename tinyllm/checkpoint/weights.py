@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from tinyllm._mx import mx
 from tinyllm.checkpoint.files import find_weight_files
 from tinyllm.checkpoint.safetensors_header import TensorInfo
 from tinyllm.checkpoint.summary import memory_bytes
-from tinyllm.checkpoint.tensor_table import read_tensor_table
+from tinyllm.checkpoint.tensor_table import StoredTensor, read_tensor_table
 from tinyllm.checkpoint.verify import check_tensors
 from tinyllm.config.config import Config
 from tinyllm.config.quantization import QuantFormat
@@ -30,7 +31,7 @@ _FLOATS = (mx.float16, mx.bfloat16, mx.float32)
 
 @dataclass(frozen=True)
 class DenseWeight:
-    """A matrix (out, in), and the bias (out,) that is added to its products.
+    """A matrix (out, in), and the bias (out,) that is added to its products; or one of each for every expert.
 
     `transposed` (in, out) is another view of the matrix, made once: it is what every product multiplies by.
     """
@@ -40,7 +41,7 @@ class DenseWeight:
     transposed: mx.array = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "transposed", self.weight.T)
+        object.__setattr__(self, "transposed", self.weight.swapaxes(-1, -2))
         mx.eval(self.transposed)
 
     @property
@@ -52,6 +53,8 @@ class DenseWeight:
 @dataclass(frozen=True)
 class QuantizedWeight:
     """A packed matrix: `packed` (out, in * bits / 32) uint32, `scales` and `biases` (out, in / group_size).
+
+    Experts have one each, stacked.
 
     `biases` belong to the packing, and only affine has them; `bias` (out,) is the layer's own.
     """
@@ -73,12 +76,13 @@ LinearWeight = DenseWeight | QuantizedWeight
 class WeightStore:
     """A checkpoint's tensors. Nothing is read before it is asked for, and nothing that was read is kept."""
 
-    def __init__(self, tensors: dict[str, TensorInfo], config: Config) -> None:
+    def __init__(self, tensors: dict[str, StoredTensor], config: Config) -> None:
         self.config = config
         self.dtype: mx.Dtype | None = None
         self.expands = False
         self._tensors = tensors
         self._lazy: dict[Path, dict[str, mx.array]] = {}
+        self._readings = Counter(part for tensor in tensors.values() for part in tensor.parts)
 
     @classmethod
     def from_path(cls, path: str | Path, config: Config | None = None) -> WeightStore:
@@ -153,7 +157,7 @@ class WeightStore:
 
     def tensor(self, name: str) -> mx.array:
         """Read one tensor. Raises CheckpointError if there is none of that name."""
-        array = self._load(self._info(name))
+        array = self._read(self._info(name))
         if self.dtype is not None and array.dtype in _FLOATS:
             array = array.astype(self.dtype)
         mx.eval(array)
@@ -166,6 +170,15 @@ class WeightStore:
         """
         parts = [self._linear(module) for module in modules]
         return parts[0] if len(parts) == 1 else _join_rows(parts)
+
+    def dense(self, module: str) -> mx.array:
+        """Read the matrix of a module, unpacked, in the type that the store is read as."""
+        weight = self._linear(module)
+        if isinstance(weight, DenseWeight):
+            return weight.weight
+        dense = weight.dequantize().astype(self.dtype or self.stored_dtype)
+        mx.eval(dense)
+        return dense
 
     def joinable(self, *modules: str) -> bool:
         """Whether `linear` can join these modules: they are packed alike, and all have a bias or none has."""
@@ -194,17 +207,40 @@ class WeightStore:
             return None
         return self.config.quantization.format_of(module)
 
-    def _info(self, name: str) -> TensorInfo:
+    def _info(self, name: str) -> StoredTensor:
         if name not in self._tensors:
             raise CheckpointError(f"the checkpoint has no tensor {name!r}")
         return self._tensors[name]
 
+    def _read(self, stored: StoredTensor) -> mx.array:
+        """Return a canonical tensor, of the parts of it and of what is to be done with each."""
+        arrays = [_taken(self._load(part), stored) for part in stored.parts]
+        return mx.stack(arrays) if stored.stacked else arrays[0]
+
     def _load(self, info: TensorInfo) -> mx.array:
-        """Return an array that nothing else holds: one kept here would keep its data alive."""
+        """Return an array that nothing else holds after its last reading: one kept here would keep its data alive.
+
+        A tensor of which several canonical ones are pieces is read from the file once for all of them.
+        """
         arrays = self._lazy.setdefault(info.file, {})
         if info.name not in arrays:
             arrays.update(_load_file(info))
-        return arrays.pop(info.name)
+        self._readings[info] -= 1
+        return arrays.pop(info.name) if self._readings[info] <= 0 else arrays[info.name]
+
+
+def _taken(array: mx.array, stored: StoredTensor) -> mx.array:
+    """Return the part of a file's tensor that a canonical one is."""
+    if stored.transposed:
+        array = array.swapaxes(-1, -2)
+    piece = stored.piece
+    if piece is None:
+        return array
+    axis = array.ndim - stored.axis
+    before, after = array.shape[:axis], array.shape[axis + 1 :]
+    units = array.reshape(*before, piece.groups, piece.units, piece.size, *after)
+    index = (*[slice(None)] * (axis + 1), slice(piece.start, piece.stop))
+    return mx.contiguous(units[index].reshape(*before, piece.length, *after))
 
 
 def _load_file(info: TensorInfo) -> dict[str, mx.array]:
@@ -225,35 +261,36 @@ def _load_file(info: TensorInfo) -> dict[str, mx.array]:
 
 def _join_rows(parts: Sequence[LinearWeight]) -> LinearWeight:
     """Stack the rows of matrices that are packed alike, and their biases."""
-    bias = _stacked([part.bias for part in parts])
+    bias = _joined([part.bias for part in parts], axis=-1)
     dense = [part for part in parts if isinstance(part, DenseWeight)]
     if dense:
-        return DenseWeight(_stack([part.weight for part in dense]), bias)
+        return DenseWeight(_join([part.weight for part in dense], axis=-2), bias)
     packed = [part for part in parts if isinstance(part, QuantizedWeight)]
     return QuantizedWeight(
-        packed=_stack([part.packed for part in packed]),
-        scales=_stack([part.scales for part in packed]),
-        biases=_stacked([part.biases for part in packed]),
+        packed=_join([part.packed for part in packed], axis=-2),
+        scales=_join([part.scales for part in packed], axis=-2),
+        biases=_joined([part.biases for part in packed], axis=-2),
         form=packed[0].form,
         bias=bias,
     )
 
 
-def _stack(arrays: Sequence[mx.array]) -> mx.array:
-    stacked = mx.concatenate(list(arrays))
-    mx.eval(stacked)
-    return stacked
+def _join(arrays: Sequence[mx.array], axis: int) -> mx.array:
+    joined = mx.concatenate(list(arrays), axis=axis)
+    mx.eval(joined)
+    return joined
 
 
-def _stacked(arrays: Sequence[mx.array | None]) -> mx.array | None:
+def _joined(arrays: Sequence[mx.array | None], axis: int) -> mx.array | None:
     present = [array for array in arrays if array is not None]
-    return _stack(present) if present else None
+    return _join(present, axis) if present else None
 
 
-def _same_bytes(a: TensorInfo, b: TensorInfo) -> bool:
+def _same_bytes(head: StoredTensor, embedding: StoredTensor) -> bool:
     """Whether two tensors hold the same data, by samples: matrices that were trained apart differ everywhere."""
-    if (a.dtype, a.shape) != (b.dtype, b.shape):
+    if (head.dtype, head.shape) != (embedding.dtype, embedding.shape):
         return False
+    [a], [b] = head.parts, embedding.parts
     size, samples = 1 << 16, 64
     offsets = range(0, a.nbytes, max(size, a.nbytes // samples))
     with a.file.open("rb") as file_a, b.file.open("rb") as file_b:

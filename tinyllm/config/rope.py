@@ -6,11 +6,10 @@ object `rope_parameters`, which may be nested by layer type. Where values stand 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
-from tinyllm.config.families import FULL, SLIDING
 from tinyllm.config.reader import ConfigReader, Key
 from tinyllm.errors import ConfigError, MissingKeyError, UnsupportedModelError
 
@@ -46,16 +45,44 @@ class YarnScaling:
     truncate: bool
 
 
-RopeScaling = LinearScaling | Llama3Scaling | YarnScaling
+@dataclass(frozen=True)
+class DynamicScaling:
+    """Dynamic NTK: theta grows with the length once that is over the original one (as in transformers)."""
+
+    factor: float
+    original_max_position_embeddings: int
+
+
+@dataclass(frozen=True)
+class LongRopeScaling:
+    """LongRoPE (arXiv 2402.13753): each wavelength times its factor, of two lists by the length of the sequence."""
+
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    attention_factor: float
+    original_max_position_embeddings: int
+
+
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | DynamicScaling | LongRopeScaling
 
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary embedding of the first `dims` elements of each head, in half-split order."""
+    """Rotary embedding of the first `dims` elements of each head: element i turns with i + dims / 2.
+
+    Where `interleaved`, elements 2 i and 2 i + 1 turn together.
+    """
 
     dims: int
     theta: float
     scaling: RopeScaling | None = None
+    interleaved: bool = False
+
+    @property
+    def boundary(self) -> int | None:
+        """The length from which on a sequence is rotated otherwise, also in its past; None where there is none."""
+        scaling = self.scaling
+        return scaling.original_max_position_embeddings if isinstance(scaling, LongRopeScaling) else None
 
 
 _LEAST_THETA = 2  # wavelengths must grow along a head
@@ -95,11 +122,31 @@ def _read_yarn(reader: ConfigReader, max_positions: int) -> YarnScaling:
     )
 
 
+def _read_dynamic(reader: ConfigReader, max_positions: int) -> DynamicScaling:
+    reader.discard([_ORIGINAL])  # the reference does not read it
+    return DynamicScaling(factor=reader.read(_FACTOR), original_max_position_embeddings=max_positions)
+
+
 _SCALINGS: Mapping[str, Callable[[ConfigReader, int], RopeScaling]] = {
     "linear": _read_linear,
     "llama3": _read_llama3,
     "yarn": _read_yarn,
+    "dynamic": _read_dynamic,
 }
+_LONGROPE = ("longrope", "su")  # "su" is what the first checkpoints called it
+
+
+@dataclass(frozen=True)
+class _Defaults:
+    """What holds where the object on RoPE itself says nothing."""
+
+    head_dim: int
+    max_positions: int
+    original: int | None
+    theta: float
+    partial: float
+    dims: int | None
+    interleaved: bool
 
 
 def read_rope(
@@ -109,20 +156,33 @@ def read_rope(
     max_positions: int,
     layer_types: tuple[str, ...],
     default_theta: float,
+    original: int | None = None,
+    local_theta: float | None = None,
+    local_kind: str = "",
+    partial: float | None = 1.0,
+    dims: int | None = None,
+    interleaved: bool = False,
 ) -> tuple[RopeConfig, ...]:
     """Read the rotary parameters of each layer from config.json, in either dialect.
 
-    Raises UnsupportedModelError for a scheme that is not computed here, and ConfigError for one that makes no sense.
+    Layers of `local_kind` have `local_theta`, and no scaling, where that is not None and the parameters are not
+    nested by layer type. `dims` of a head are rotated, or the `partial` one. Raises UnsupportedModelError for a
+    scheme that is not computed here, and ConfigError for one that makes no sense.
     """
     theta = reader.read(Key("rope_theta", float, default_theta, nullable=True, minimum=_LEAST_THETA))
-    partial = reader.read(Key("partial_rotary_factor", float, 1.0, nullable=True, minimum=0))
-    outer: Mapping[str, Any] = {
-        "rope_theta": theta or default_theta,
-        "partial_rotary_factor": 1.0 if partial is None else partial,
-    }
+    defaults = _Defaults(
+        head_dim,
+        max_positions,
+        original,
+        theta or default_theta,
+        1.0 if partial is None else partial,
+        dims,
+        interleaved,
+    )
     dialects = [found for found in map(reader.object, ("rope_scaling", "rope_parameters")) if found is not None]
     said = [dialect for dialect in dialects if dialect.values] or [ConfigReader({}, reader.source, "rope_parameters")]
-    first, *others = [_read_layers(dialect, layer_types, outer, head_dim, max_positions) for dialect in said]
+    local = None if local_theta is None else (local_kind, replace(defaults, theta=local_theta))
+    first, *others = [_read_layers(dialect, layer_types, defaults, local) for dialect in said]
     if any(other != first for other in others):
         raise reader.fail(ConfigError, "rope_scaling and rope_parameters contradict each other")
     return first
@@ -131,44 +191,71 @@ def read_rope(
 def _read_layers(
     reader: ConfigReader,
     layer_types: tuple[str, ...],
-    outer: Mapping[str, Any],
-    head_dim: int,
-    max_positions: int,
+    defaults: _Defaults,
+    local: tuple[str, _Defaults] | None,
 ) -> tuple[RopeConfig, ...]:
     """Read one dialect's object, which is for all layers alike or has one inside for each kind of layer."""
-    nested = {kind: reader.object(kind) for kind in (FULL, SLIDING) if reader.has(kind)}
+    nested = {
+        kind: reader.object(kind) for kind in sorted(set(layer_types)) if isinstance(reader.values.get(kind), dict)
+    }
     if nested:
+        reader.discard(kind for kind, value in reader.values.items() if kind.endswith("_attention"))
         reader.finish()
     by_type: dict[str, RopeConfig] = {}
-    for kind in set(layer_types):
-        found = nested.get(kind) if nested else reader
-        if found is None:
-            raise reader.fail(MissingKeyError, f"{kind!r} is absent, and there are layers of that kind")
-        by_type[kind] = _read_one(found, outer, head_dim=head_dim, max_positions=max_positions)
+    for kind in sorted(set(layer_types)):
+        own = local[1] if local is not None and local[0] == kind else defaults
+        if nested:
+            found = nested.get(kind)
+            if found is None:
+                raise reader.fail(MissingKeyError, f"{kind!r} is absent, and there are layers of that kind")
+        else:
+            found = reader if own is defaults else ConfigReader({}, reader.source, "rope_parameters")
+        by_type[kind] = _read_one(found, own)
     return tuple(by_type[kind] for kind in layer_types)
 
 
-def _read_one(reader: ConfigReader, outer: Mapping[str, Any], *, head_dim: int, max_positions: int) -> RopeConfig:
+def _read_one(reader: ConfigReader, defaults: _Defaults) -> RopeConfig:
     old, new = (reader.read(Key(name, str, None, nullable=True)) for name in ("type", "rope_type"))
     if old and new and old != new:
         raise reader.fail(ConfigError, f"'type' is {old!r}, but 'rope_type' is {new!r}")
     kind = new or old or "default"
-    theta = reader.read(Key("rope_theta", float, outer["rope_theta"], minimum=_LEAST_THETA))
-    partial = reader.read(Key("partial_rotary_factor", float, outer["partial_rotary_factor"], minimum=0))
+    theta = reader.read(Key("rope_theta", float, defaults.theta, minimum=_LEAST_THETA))
+    partial = reader.read(Key("partial_rotary_factor", float, defaults.partial, minimum=0))
+    dims = int(defaults.head_dim * partial) if defaults.dims is None else defaults.dims
+    if not 0 < dims <= defaults.head_dim or dims % 2:
+        raise reader.fail(
+            ConfigError, f"partial_rotary_factor {partial:g} of head_dim {defaults.head_dim} rotates {dims} elements"
+        )
     if kind == "default":
         reader.discard(["factor"] if reader.values.get("factor") in (None, 1, 1.0) else [])
         scaling: RopeScaling | None = None
+    elif kind in _LONGROPE:
+        scaling = _read_longrope(reader, defaults, dims // 2)
     elif kind in _SCALINGS:
-        scaling = _SCALINGS[kind](reader, max_positions)
+        scaling = _SCALINGS[kind](reader, defaults.max_positions)
     else:
-        known = ", ".join(["default", *_SCALINGS])
+        known = ", ".join(["default", *_SCALINGS, _LONGROPE[0]])
         raise reader.fail(
             UnsupportedModelError, f"RoPE of type {kind!r} is not computed by tinyllm (it knows {known})"
         )
     reader.finish()
-    dims = int(head_dim * partial)
-    if not 0 < dims <= head_dim or dims % 2:
-        raise reader.fail(
-            ConfigError, f"partial_rotary_factor {partial:g} of head_dim {head_dim} rotates {dims} elements"
-        )
-    return RopeConfig(dims=dims, theta=theta, scaling=scaling)
+    return RopeConfig(dims=dims, theta=theta, scaling=scaling, interleaved=defaults.interleaved)
+
+
+def _read_longrope(reader: ConfigReader, defaults: _Defaults, pairs: int) -> LongRopeScaling:
+    original = reader.read(Key(_ORIGINAL, int, defaults.original, nullable=True, minimum=1))
+    if original is None:
+        raise reader.fail(MissingKeyError, f"the key {_ORIGINAL!r} is absent, and longrope needs it")
+    factors = {}
+    for name in ("short_factor", "long_factor"):
+        factors[name] = tuple(reader.read(Key(name, list)))
+        numbers = all(isinstance(f, (int, float)) and not isinstance(f, bool) and 0 < f < 1e6 for f in factors[name])
+        if len(factors[name]) != pairs or not numbers:
+            raise reader.fail(ConfigError, f"{name!r} must be {pairs} numbers above 0, one for each pair of a head")
+    ratio = defaults.max_positions / original
+    said = reader.read(Key("factor", float, None, nullable=True, minimum=1))
+    attention = reader.read(Key("attention_factor", float, None, nullable=True, minimum=0))
+    if attention is None:
+        stretch = ratio if said is None else said
+        attention = 1.0 if stretch <= 1 else math.sqrt(1 + math.log(stretch) / math.log(original))
+    return LongRopeScaling(attention_factor=attention, original_max_position_embeddings=original, **factors)

@@ -2,44 +2,170 @@
 
 from __future__ import annotations
 
-from tinyllm.config.config import Config, LayerConfig
+from tinyllm.config.config import Config
+from tinyllm.config.layers import (
+    AttentionConfig,
+    ConvConfig,
+    DeltaConfig,
+    LatentAttentionConfig,
+    LayerConfig,
+    MLPConfig,
+    MoeConfig,
+    NormConfig,
+)
 
 EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
 
+Shapes = dict[str, tuple[int, ...]]
 
-def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
+
+def tensor_shapes(config: Config) -> Shapes:
     """Return canonical name -> shape of every tensor that the network needs; matrices are (out, in)."""
-    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, config.hidden_size)}
+    width = config.embedding_width or config.hidden_size
+    shapes: Shapes = {EMBEDDING: (config.vocab_size, width)}
+    if config.embedding_width is not None:
+        shapes |= _linear("model.project_in", config.hidden_size, width)
+    if config.learned_positions is not None:
+        shapes["model.embed_positions.weight"] = (config.learned_positions, config.hidden_size)
+    if config.embed_norm is not None:
+        shapes |= _norm("model.embed_norm", config.hidden_size, config.embed_norm)
     for i, layer in enumerate(config.layers):
-        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in _layer_shapes(config, layer).items()}
-    shapes["model.norm.weight"] = (config.hidden_size,)
+        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer_shapes(config, layer).items()}
+    if config.final_norm is not None:
+        shapes |= _norm("model.norm", config.hidden_size, config.final_norm)
+    if config.embedding_width is not None:
+        shapes |= _linear("model.project_out", width, config.hidden_size)
     if not config.tie_word_embeddings:
-        shapes[LM_HEAD] = (config.vocab_size, config.hidden_size)
+        shapes[LM_HEAD] = (config.vocab_size, width)
+    if config.head_bias:
+        shapes["lm_head.bias"] = (config.vocab_size,)
     return shapes
 
 
-def _layer_shapes(config: Config, layer: LayerConfig) -> dict[str, tuple[int, ...]]:
-    attention, mlp, hidden = layer.attention, layer.feed_forward, config.hidden_size
-    q_width = attention.num_heads * attention.head_dim
-    kv_width = attention.num_kv_heads * attention.head_dim
-    linears = {
-        "self_attn.q_proj": (q_width, hidden, attention.qkv_bias),
-        "self_attn.k_proj": (kv_width, hidden, attention.qkv_bias),
-        "self_attn.v_proj": (kv_width, hidden, attention.qkv_bias),
-        "self_attn.o_proj": (hidden, q_width, attention.output_bias),
-        "mlp.gate_proj": (mlp.intermediate_size, hidden, mlp.bias),
-        "mlp.up_proj": (mlp.intermediate_size, hidden, mlp.bias),
-        "mlp.down_proj": (hidden, mlp.intermediate_size, mlp.bias),
-    }
-    shapes: dict[str, tuple[int, ...]] = {
-        "input_layernorm.weight": (hidden,),
-        "post_attention_layernorm.weight": (hidden,),
-    }
-    for name, (rows, columns, has_bias) in linears.items():
-        shapes[f"{name}.weight"] = (rows, columns)
-        if has_bias:
-            shapes[f"{name}.bias"] = (rows,)
-    if attention.qk_norm:
-        shapes["self_attn.q_norm.weight"] = shapes["self_attn.k_norm.weight"] = (attention.head_dim,)
+def layer_shapes(config: Config, layer: LayerConfig) -> Shapes:
+    """Return the tensors of one layer, by their names within it."""
+    hidden = config.hidden_size
+    shapes: Shapes = {}
+    for name in norm_names(layer):
+        shapes |= _norm(name, hidden, layer.norm)
+    match layer.attention:
+        case AttentionConfig():
+            shapes |= _attention(layer.attention, hidden)
+        case LatentAttentionConfig():
+            shapes |= _latent_attention(layer.attention, hidden)
+        case DeltaConfig():
+            shapes |= _delta(layer.attention, hidden)
+        case ConvConfig():
+            shapes |= _conv(layer.attention, hidden)
+    if isinstance(layer.feed_forward, MLPConfig):
+        return shapes | _mlp("mlp", layer.feed_forward, hidden)
+    return shapes | _moe(layer.feed_forward, hidden)
+
+
+def norm_names(layer: LayerConfig) -> tuple[str, ...]:
+    """Return the modules of a block's norms, in the order in which they are met."""
+    match layer.placement:
+        case "parallel" if layer.shared_norm:
+            return ("input_layernorm",)
+        case "pre" | "post" | "parallel":
+            return ("input_layernorm", "post_attention_layernorm")
+        case "branch":
+            return ("post_attention_layernorm", "post_feedforward_layernorm")
+        case "sandwich":
+            return (
+                "input_layernorm",
+                "post_attention_layernorm",
+                "pre_feedforward_layernorm",
+                "post_feedforward_layernorm",
+            )
+
+
+def _norm(module: str, width: int, norm: NormConfig) -> Shapes:
+    parts = [part for part, there in (("weight", norm.weight), ("bias", norm.bias)) if there]
+    return {f"{module}.{part}": (width,) for part in parts}
+
+
+def _linear(module: str, out: int, into: int, *, bias: bool = False) -> Shapes:
+    shapes: Shapes = {f"{module}.weight": (out, into)}
+    return shapes | ({f"{module}.bias": (out,)} if bias else {})
+
+
+def _attention(shape: AttentionConfig, hidden: int) -> Shapes:
+    widths = {"q": shape.num_heads * shape.head_dim, "k": shape.num_kv_heads * shape.head_dim}
+    shapes: Shapes = {}
+    for part, width in (*widths.items(), ("v", widths["k"]), *([("g", widths["q"])] if shape.gate else [])):
+        shapes |= _linear(f"self_attn.{part}_proj", width, hidden, bias=shape.qkv_bias)
+    shapes |= _linear("self_attn.o_proj", hidden, widths["q"], bias=shape.output_bias)
+    if shape.qk_norm is not None:
+        heads = {"q": shape.num_heads, "k": shape.num_kv_heads}
+        for part, width in widths.items():
+            form = {"head": (shape.head_dim,), "heads": (heads[part], shape.head_dim), "whole": (width,)}
+            for leaf in _norm(f"self_attn.{part}_norm", width, shape.qk_norm.norm):
+                shapes[leaf] = form[shape.qk_norm.over]
+    if shape.sinks:
+        shapes["self_attn.sinks"] = (shape.num_heads,)
+    return shapes
+
+
+def _latent_attention(shape: LatentAttentionConfig, hidden: int) -> Shapes:
+    q_width = shape.num_heads * (shape.plain_dim + shape.rope.dims)
+    shapes: Shapes = {}
+    if shape.query_rank is None:
+        shapes |= _linear("self_attn.q_proj", q_width, hidden)
+    else:
+        shapes |= _linear("self_attn.q_a_proj", shape.query_rank, hidden, bias=shape.qkv_bias)
+        shapes |= _norm("self_attn.q_a_layernorm", shape.query_rank, shape.norm)
+        shapes |= _linear("self_attn.q_b_proj", q_width, shape.query_rank)
+    shapes |= _linear(
+        "self_attn.kv_a_proj_with_mqa", shape.latent_rank + shape.rope.dims, hidden, bias=shape.qkv_bias
+    )
+    shapes |= _norm("self_attn.kv_a_layernorm", shape.latent_rank, shape.norm)
+    expanded = shape.num_heads * (shape.plain_dim + shape.value_dim)
+    shapes |= _linear("self_attn.kv_b_proj", expanded, shape.latent_rank)
+    values = shape.num_heads * shape.value_dim
+    return shapes | _linear("self_attn.o_proj", hidden, values, bias=shape.output_bias)
+
+
+def _delta(shape: DeltaConfig, hidden: int) -> Shapes:
+    keys, values = shape.num_key_heads * shape.key_dim, shape.num_value_heads * shape.value_dim
+    shapes: Shapes = {}
+    for part, width in (
+        ("qkv", 2 * keys + values),
+        ("z", values),
+        ("b", shape.num_value_heads),
+        ("a", shape.num_value_heads),
+    ):
+        shapes |= _linear(f"linear_attn.in_proj_{part}", width, hidden)
+    shapes |= _linear("linear_attn.out_proj", hidden, values)
+    shapes["linear_attn.conv1d.weight"] = (2 * keys + values, 1, shape.kernel)
+    shapes["linear_attn.dt_bias"] = shapes["linear_attn.A_log"] = (shape.num_value_heads,)
+    return shapes | _norm("linear_attn.norm", shape.value_dim, shape.norm)
+
+
+def _conv(shape: ConvConfig, hidden: int) -> Shapes:
+    shapes = _linear("conv.in_proj", 3 * shape.width, hidden, bias=shape.bias)
+    shapes |= _linear("conv.out_proj", hidden, shape.width, bias=shape.bias)
+    shapes["conv.conv.weight"] = (shape.width, 1, shape.kernel)
+    return shapes | ({"conv.conv.bias": (shape.width,)} if shape.bias else {})
+
+
+def _mlp(module: str, shape: MLPConfig, hidden: int, experts: tuple[int, ...] = ()) -> Shapes:
+    shapes: Shapes = {}
+    for part in ("gate", "up") if shape.gated else ("up",):
+        shapes |= _linear(f"{module}.{part}_proj", shape.intermediate_size, hidden, bias=shape.bias)
+    shapes |= _linear(f"{module}.down_proj", hidden, shape.intermediate_size, bias=shape.bias)
+    return {name: (*experts, *form) for name, form in shapes.items()}
+
+
+def _moe(shape: MoeConfig, hidden: int) -> Shapes:
+    router = shape.router
+    shapes = _linear("mlp.gate", router.num_experts, hidden, bias=router.bias)
+    if router.selection_bias:
+        shapes["mlp.gate.e_score_correction_bias"] = (router.num_experts,)
+    shapes |= _mlp("mlp.experts", shape.expert, hidden, (router.num_experts,))
+    if shape.shared is not None:
+        shapes |= _mlp("mlp.shared_expert", shape.shared, hidden)
+        if shape.shared_gate:
+            shapes |= _linear("mlp.shared_expert_gate", 1, hidden)
     return shapes

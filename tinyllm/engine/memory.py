@@ -71,7 +71,7 @@ class PagedMemory:
 
     def arrays(self, sequence: Sequence) -> list[mx.array]:
         """Return the arrays of all pools."""
-        return [array for pool in self._pools.pools for array in (*pool.keys, *pool.values)]
+        return [array for pool in self._pools.pools for array in pool.flat]
 
     def decode(self, batch: Batch, index: Rows[int], tokens: mx.array, history: Arrays) -> Tree:
         """Build the step, which leaves the pools as they are."""
@@ -79,13 +79,13 @@ class PagedMemory:
         carry_out_copies(pools)
         positions = batch.positions(index)
         places = []
-        for pool, window in zip(pools, self._pools.windows, strict=True):
-            pool.make_room(pool.keys[0])
+        for pool, reach in zip(pools, self._pools.reaches, strict=True):
+            pool.make_room(pool.arrays[0])
             tables = [sequence.tables.by_kind[pool.kind] for sequence in batch.sequences]
-            places.append(find_places(pool, tables, positions, rows=batch.rows, window=window))
+            places.append(find_places(pool, tables, positions, rows=batch.rows, reach=reach))
         layout = Layout(
             layers=self._pools.layers,
-            windows=self._pools.windows,
+            reaches=self._pools.reaches,
             spans=tuple(place.span for place in places),
             page_size=pools[0].page_size,
             candidates=batch.sampler.candidates,
@@ -99,8 +99,7 @@ class PagedMemory:
             "slots": [mx.array(place.slots) for place in places],
             "first": [mx.array(place.first) for place in places],
             "pages": [{} if place.pages is None else mx.array(place.pages) for place in places],
-            "keys": [list(pool.keys) for pool in pools],
-            "values": [list(pool.values) for pool in pools],
+            "arrays": [[list(layer) for layer in pool.arrays] for pool in pools],
             "history": history,
             "sampling": batch.sampler.values,
         }
@@ -113,9 +112,9 @@ class PagedMemory:
 
     def dispatch(self, outputs: Tree, awaited: list[mx.array]) -> None:
         """Put the arrays that the step gives into the pools, and nowhere else: they can be written to in place."""
-        keys, values = outputs.pop("keys"), outputs.pop("values")
+        arrays = outputs.pop("arrays")
         for pool in self._pools.pools:
-            pool.keys, pool.values = keys[pool.kind], values[pool.kind]
+            pool.arrays = arrays[pool.kind]
         with self._compiler.in_use():
             mx.async_eval(*awaited)  # type: ignore[no-untyped-call]
 

@@ -15,7 +15,9 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from fractions import Fraction
 
-from tinyllm.config.config import Config, LayerConfig
+from tinyllm.config.config import Config
+from tinyllm.config.layers import AttentionConfig, LatentAttentionConfig, LayerConfig, Mixer, MLPConfig, MoeConfig
+from tinyllm.config.reach import Reach
 from tinyllm.config.tensors import tensor_shapes
 from tinyllm.errors import ContextLengthError, DoesNotFitError, UsageError
 from tinyllm.hub.sizes import memory_size
@@ -42,16 +44,13 @@ _UNITS: dict[str, int] = {"b": 1} | {
 
 @dataclass(frozen=True)
 class KindPlan:
-    """The pool of one kind of layer, `layers` of which have so many heads and such a window.
+    """The pool of one kind of layer, as `LayerKind` has it.
 
     A page has `page_bytes` over all of the layers, keys and values. There are at most `ceiling_pages`, one of them
     for padding; a sequence of the plan's context holds `sequence_pages`.
     """
 
-    kv_heads: int
-    head_dim: int
-    window: int | None
-    layers: int
+    kind: LayerKind
     page_bytes: int
     ceiling_pages: int
     sequence_pages: int
@@ -59,7 +58,7 @@ class KindPlan:
     @property
     def array_bytes(self) -> int:
         """Bytes of the keys, or of the values, of one layer when the pool is as large as it may be."""
-        return self.ceiling_pages * self.page_bytes // (2 * self.layers)
+        return math.ceil(self.ceiling_pages * self.page_bytes * _array_share(self.kind))
 
 
 @dataclass(frozen=True)
@@ -173,7 +172,12 @@ def make_plan(
 
 def token_bytes(kind: LayerKind, itemsize: int) -> int:
     """Bytes of the keys and values of one token in all layers of a kind, `itemsize` an element."""
-    return 2 * kind.layers * kind.kv_heads * kind.head_dim * itemsize
+    return kind.layers * kind.elements * itemsize
+
+
+def _array_share(kind: LayerKind) -> Fraction:
+    """The share of a kind's bytes that the largest array has: of the keys, or the values, of one layer."""
+    return Fraction(kind.widest, kind.layers * kind.elements)
 
 
 def read_size(option: str, text: str) -> int | Fraction:
@@ -251,7 +255,7 @@ class _Needs:
 
     def growth(self, budget: int, tokens: int) -> int:
         """Bytes of the largest array of such a KV cache, which is copied when it grows; others wait."""
-        page = max(self._page_bytes(kind) // (2 * kind.layers) for kind in self._kinds)
+        page = max(math.ceil(self._page_bytes(kind) * _array_share(kind)) for kind in self._kinds)
         return page + math.ceil(budget * self._largest_array(tokens))
 
     def budget(self, tokens: int, headroom: int) -> int:
@@ -272,7 +276,7 @@ class _Needs:
         each, over = sum(self._sizes(tokens)), budget - self._padding
         return tuple(
             KindPlan(
-                **kind._asdict(),
+                kind=kind,
                 page_bytes=self._page_bytes(kind),
                 ceiling_pages=1 + pages * over // each,
                 sequence_pages=pages,
@@ -290,8 +294,8 @@ class _Needs:
     def _largest_array(self, tokens: int) -> Fraction:
         """The share of the KV cache that the largest array has: of the keys, or the values, of one layer."""
         sizes = self._sizes(tokens)
-        largest = max(size // (2 * kind.layers) for kind, size in zip(self._kinds, sizes, strict=True))
-        return Fraction(largest, sum(sizes))
+        largest = max(size * _array_share(kind) for kind, size in zip(self._kinds, sizes, strict=True))
+        return largest / sum(sizes)
 
     @property
     def _kinds(self) -> tuple[LayerKind, ...]:
@@ -306,21 +310,42 @@ class _Needs:
 
     def _sequence_pages(self, tokens: int) -> list[int]:
         """How many pages of each kind a sequence holds, a windowed kind no more than a window and a chunk touch."""
-        return [-(-self._kept(tokens, kind.window) // self.page_size) for kind in self._kinds]
+        return [-(-self._kept(tokens, kind.reach) // self.page_size) for kind in self._kinds]
 
     def _sizes(self, tokens: int) -> list[int]:
         pages = self._sequence_pages(tokens)
         return [n * self._page_bytes(kind) for n, kind in zip(pages, self._kinds, strict=True)]
 
-    def _kept(self, tokens: int, window: int | None) -> int:
-        return tokens if window is None else min(tokens, window + self.prefill_chunk + self.page_size)
+    def _kept(self, tokens: int, reach: Reach | None) -> int:
+        held = None if reach is None else reach.held(self.prefill_chunk + 1)
+        return tokens if held is None else min(tokens, held + self.page_size)
 
     def _layer_bytes(self, layer: LayerConfig, rows: int, tokens: int) -> int:
-        attention = layer.attention
-        heads = attention.num_heads + 2 * attention.num_kv_heads
-        width = self.config.hidden_size + heads * attention.head_dim + 2 * layer.feed_forward.intermediate_size
-        scores = 0 if self.fused_attention else attention.num_heads * self._kept(tokens, attention.window)
+        heads, width, scored = _mixer_sizes(layer.attention)
+        width += self.config.hidden_size + _feed_forward_width(layer.feed_forward)
+        scores = 0 if self.fused_attention else heads * self._kept(tokens, scored)
         return rows * (width * self.itemsize + scores * _FLOAT32_BYTES)
+
+
+def _mixer_sizes(mixer: Mixer) -> tuple[int, int, Reach | None]:
+    """Return heads with scores, elements of a token's q, k and v, and how far a query sees."""
+    match mixer:
+        case AttentionConfig():
+            heads = mixer.num_heads + 2 * mixer.num_kv_heads
+            return mixer.num_heads, heads * mixer.head_dim, mixer.reach
+        case LatentAttentionConfig():
+            kept = mixer.latent_rank + mixer.rope.dims
+            return mixer.num_heads, (mixer.num_heads + 1) * kept, mixer.reach
+        case _:
+            raise TypeError(f"{type(mixer).__name__} is not planned for")
+
+
+def _feed_forward_width(network: MLPConfig | MoeConfig) -> int:
+    """Return the elements of gate and up of all that a token goes through."""
+    if isinstance(network, MLPConfig):
+        return 2 * network.intermediate_size
+    shared = 0 if network.shared is None else network.shared.intermediate_size
+    return 2 * (network.router.top_k * network.expert.intermediate_size + shared)
 
 
 def _refusal(needs: _Needs, least: int, context: int, weight_bytes: int, load_bytes: int) -> str:
@@ -355,6 +380,6 @@ def _load_bytes(config: Config, weight_bytes: int) -> int:
 
 
 def _kind_row(kind: KindPlan) -> tuple[str, str, str]:
-    seen = "everything" if kind.window is None else f"the last {kind.window:,} tokens"
-    size = memory_size(kind.ceiling_pages * kind.page_bytes)
-    return f"  {kind.layers} layers", size, f"{kind.kv_heads} heads of {kind.head_dim}, which see {seen}"
+    size, form = memory_size(kind.ceiling_pages * kind.page_bytes), kind.kind
+    seen = "everything" if form.reach is None else form.reach.describe()
+    return f"  {form.layers} layers", size, f"{form.kv_heads} heads of {form.key_dim}, which see {seen}"

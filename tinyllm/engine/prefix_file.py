@@ -5,7 +5,7 @@ A safetensors file, which other tools can read:
     __metadata__     what they depend on, as `Fingerprint` has it: all of it must be the same for them to be read
     tokens           (length,) int32
     layers.N.keys    (kv_heads, held, head_dim), of the last `held` tokens: all of them, but where a window has passed
-    layers.N.values  and the first pages were evicted
+    layers.N.values  and the first pages were evicted; latent attention has no values of its own
 
 Nothing in a file is trusted, and no name in it is looked up: names and shapes must be those that this model has.
 """
@@ -26,9 +26,11 @@ from tinyllm.checkpoint.files import find_weight_files
 from tinyllm.checkpoint.safetensors_header import BITS, TensorInfo, read_safetensors_header
 from tinyllm.checkpoint.weights import DTYPES
 from tinyllm.config.config import Config
+from tinyllm.config.layers import rope_of
 from tinyllm.config.reader import parse_json
 from tinyllm.engine.engine import Engine
 from tinyllm.errors import CheckpointError, CorruptFileError, PrefixFileError, UsageError
+from tinyllm.kv.kinds import layer_kinds
 from tinyllm.kv.manager import PageManager
 from tinyllm.kv.paged import carry_out_copies
 from tinyllm.kv.pages import PADDING
@@ -64,7 +66,7 @@ class Fingerprint:
         return cls(
             dtype=dtype_name(engine.model.dtype),
             page_size=str(engine.pools.manager.page_size),
-            rope="; ".join(dict.fromkeys(repr(layer.attention.rope) for layer in config.layers)),
+            rope="; ".join(dict.fromkeys(repr(rope_of(layer.attention)) for layer in config.layers)),
             config=_config_digest(config),
             weights=_weights_digest(folder),
         )
@@ -147,6 +149,7 @@ class _SavedPrefix:
         self._path = path
         self._dtype = engine.model.dtype
         self._pools = engine.pools
+        self._forms = _forms(engine)
         self._tensors, metadata = _read_header(path)
         fingerprint.check(metadata, path)
         length = self._size(_TOKENS, axis=0)
@@ -154,7 +157,7 @@ class _SavedPrefix:
             raise self._damaged("it has no tokens")
         self.firsts = [length] * len(self._pools.pools)
         for n, (kind, _) in enumerate(self._pools.layers):
-            self.firsts[kind] = min(self.firsts[kind], length - self._size(_names(n)[0], axis=1))
+            self.firsts[kind] = min(self.firsts[kind], length - self._size(_names(n, 1)[0], axis=1))
         expected = _layout(engine, length, self.firsts)
         found = {name: (info.dtype, info.shape) for name, info in self._tensors.items()}
         for name in sorted(expected.keys() | found.keys()):
@@ -179,13 +182,14 @@ class _SavedPrefix:
         for n, (kind, layer) in enumerate(self._pools.layers):
             first = self.firsts[kind]
             if start >= first:
-                new.append((kind, layer, [self._read(name, start - first, end - first) for name in _names(n)]))
-        if not all(flag.item() for flag in [mx.isfinite(mx.stack(pair)).all() for _, _, pair in new]):
+                names = _names(n, len(self._forms[kind]))
+                new.append((kind, layer, [self._read(name, start - first, end - first) for name in names]))
+        if not all(mx.isfinite(array).all().item() for _, _, arrays in new for array in arrays):
             raise self._damaged("it holds inf or NaN")
-        for kind, layer, (keys, values) in new:
-            pools[kind].make_room(keys)
-            pools[kind].write(layer, pages[kind], start, keys, values)
-        mx.eval([array for pool in pools for array in (*pool.keys, *pool.values)])
+        for kind, layer, arrays in new:
+            pools[kind].make_room(arrays)
+            pools[kind].write(layer, pages[kind], start, arrays)
+        mx.eval([array for pool in pools for array in pool.flat])
         return [kind for kind, first in enumerate(self.firsts) if start < first]
 
     def _size(self, name: str, *, axis: int) -> int:
@@ -211,9 +215,10 @@ def _layout(engine: Engine, length: int, firsts: Sequence[int]) -> _Layout:
     """Return what a file of `length` tokens holds, of each kind of layer from the first of `firsts` on."""
     stored = next(name for name, dtype in DTYPES.items() if dtype == engine.model.dtype)
     layout: _Layout = {_TOKENS: ("I32", (length,))}
-    for n, ((kind, _), layer) in enumerate(zip(engine.pools.layers, engine.model.config.layers, strict=True)):
-        shape = (layer.attention.num_kv_heads, length - firsts[kind], layer.attention.head_dim)
-        layout |= dict.fromkeys(_names(n), (stored, shape))
+    forms = _forms(engine)
+    for n, (kind, _) in enumerate(engine.pools.layers):
+        for name, (heads, dim) in zip(_names(n, len(forms[kind])), forms[kind], strict=True):
+            layout[name] = (stored, (heads, length - firsts[kind], dim))
     return layout
 
 
@@ -222,8 +227,14 @@ def _present_from(pages: Sequence[int]) -> int:
     return 1 + max((i for i, page in enumerate(pages) if page == PADDING), default=-1)
 
 
-def _names(layer: int) -> tuple[str, str]:
-    return f"layers.{layer}.keys", f"layers.{layer}.values"
+def _forms(engine: Engine) -> list[list[tuple[int, int]]]:
+    """Return heads and elements of each array of a layer, by kind."""
+    kinds, _ = layer_kinds(engine.model.config)
+    return [[(kind.kv_heads, dim) for dim in (kind.key_dim, kind.value_dim) if dim] for kind in kinds]
+
+
+def _names(layer: int, arrays: int) -> list[str]:
+    return [f"layers.{layer}.{name}" for name in ("keys", "values")[:arrays]]
 
 
 def _check_shares(manager: PageManager) -> None:

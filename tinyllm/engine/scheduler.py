@@ -255,9 +255,8 @@ class Scheduler:
 
     def _most_pages(self, kind: PageKind) -> int:
         """Return how many pages of a kind a sequence holds at most: with a window, it gives some back as it goes."""
-        if kind.window is None:
-            return kind.ceiling
-        return 1 + -(-(kind.window + self._prefill_chunk - 2) // self._manager.page_size)
+        held = None if kind.reach is None else kind.reach.held(self._prefill_chunk)
+        return kind.ceiling if held is None else 1 + -(-(held - 1) // self._manager.page_size)
 
     def _reserve(self, sequence: Sequence) -> bool:
         """Reserve what an active sequence computes next: a chunk of what it has to prefill, or its last id."""

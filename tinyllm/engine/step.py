@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from tinyllm._mx import mx
+from tinyllm.config.reach import Reach
 from tinyllm.engine.sampling import Arrays, Sampler, choose, log_probabilities, remember
 from tinyllm.kv.paged import Placement, TinyKvPagedStep
 from tinyllm.model.transformer import ModelForCausalLM
@@ -28,12 +29,12 @@ _MOST_COMPILED = 32
 class Layout:
     """What a step is compiled for, beside the shapes of its arrays.
 
-    `layers` says of each layer of the model which pool it is in, and which of that pool's layers it is; `windows`,
+    `layers` says of each layer of the model which pool it is in, and which of that pool's layers it is; `reaches`,
     `spans` and `page_size` are of the pools: `spans` as in `Placement`, None where pages are gathered.
     """
 
     layers: tuple[tuple[int, int], ...]
-    windows: tuple[int | None, ...]
+    reaches: tuple[Reach | None, ...]
     spans: tuple[tuple[int, int] | None, ...]
     page_size: int
     candidates: int
@@ -52,8 +53,8 @@ class DecodeStep:
         """Build the graph of a step.
 
         `inputs` are "tokens", "positions", "index" and "ring_index", each (rows,); by pool, lists of "slots" and
-        "first" (rows,), "pages" (rows, n) or {}, "keys" and "values"; "history" and "sampling". It gives what
-        `chosen` gives, and "keys" and "values" after the step.
+        "first" (rows,), "pages" (rows, n) or {}, and of its layers "arrays"; "history" and "sampling". It gives what
+        `chosen` gives, and "arrays" after the step.
         """
         step = partial(paged_step, self._model, layout)
         if not self._compiled:
@@ -74,7 +75,7 @@ def _form(inputs: Tree) -> Hashable:
     return (
         inputs["tokens"].shape,
         tuple(None if pages == {} else pages.shape for pages in inputs["pages"]),
-        tuple(keys[0].shape for keys in inputs["keys"]),
+        tuple(layers[0][0].shape for layers in inputs["arrays"]),
         tuple((name, by_name[name].shape) for name in sorted(by_name)),
     )
 
@@ -89,25 +90,22 @@ def paged_step(model: ModelForCausalLM, layout: Layout, inputs: Tree) -> Tree:
         )
     ]
     seen = [
-        placement.mask(positions, window, layout.page_size)
-        for placement, window in zip(placements, layout.windows, strict=True)
+        placement.mask(positions, reach, layout.page_size)
+        for placement, reach in zip(placements, layout.reaches, strict=True)
     ]
     if model.features.polynomial_exp:  # attention in plain operations: to add is quicker than to choose
         seen = [mx.where(mask, 0.0, mx.finfo(mx.float32).min) for mask in seen]
     caches = [
-        TinyKvPagedStep(
-            inputs["keys"][kind][layer], inputs["values"][kind][layer], placements[kind], seen[kind], layout.page_size
-        )
+        TinyKvPagedStep(inputs["arrays"][kind][layer], placements[kind], positions, seen[kind], layout.page_size)
         for kind, layer in layout.layers
     ]
     logits = model(inputs["tokens"][:, None], positions, caches)[:, -1]
     history = remember(inputs["history"], inputs["tokens"], inputs["ring_index"])
     sampler = Sampler(inputs["sampling"], layout.candidates)
     outputs = chosen(logits, sampler, history, inputs["index"], layout.logprobs)
-    for name in ("keys", "values"):
-        outputs[name] = [list(arrays) for arrays in inputs[name]]
-        for cache, (kind, layer) in zip(caches, layout.layers, strict=True):
-            outputs[name][kind][layer] = getattr(cache, name)
+    outputs["arrays"] = [list(layers) for layers in inputs["arrays"]]
+    for cache, (kind, layer) in zip(caches, layout.layers, strict=True):
+        outputs["arrays"][kind][layer] = cache.arrays
     return outputs
 
 

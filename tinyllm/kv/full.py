@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from tinyllm._mx import mx
-from tinyllm.ops.attention import AttentionSpec, Mask, attention, causal_mask
+from tinyllm.ops.attention import AttentionSpec, attention, mask_of
 
 
 class TinyKvFullCache:
     """Keys and values of one layer for `offset` positions, (batch, kv_heads, offset, head_dim) each.
 
     The buffers grow by `step` positions at a time. A window narrows what is seen, not what is kept, so that `trim`
-    is exact.
+    is exact. Latent attention has no values of its own.
     """
 
     def __init__(self, step: int = 256) -> None:
@@ -21,8 +21,8 @@ class TinyKvFullCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both buffers, with the room that is not used yet."""
-        return 0 if self._keys is None or self._values is None else self._keys.nbytes + self._values.nbytes
+        """Bytes of the buffers, with the room that is not used yet."""
+        return sum(array.nbytes for array in self.arrays)
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -30,18 +30,20 @@ class TinyKvFullCache:
         return [array for array in (self._keys, self._values) if array is not None]
 
     def attend(
-        self, q: mx.array, k: mx.array, v: mx.array, spec: AttentionSpec, mask: mx.array | None = None
+        self, q: mx.array, k: mx.array, v: mx.array | None, spec: AttentionSpec, mask: mx.array | None = None
     ) -> mx.array:
         """Append k and v (batch, kv_heads, seq, head_dim), then attend with q (batch, heads, seq, head_dim).
 
-        Queries are causal, and windowed as `spec` says, unless `mask` (seq, offset + seq) takes the place of that.
+        Queries are causal, and see as far as `spec` says, unless `mask` (seq, offset + seq) takes the place of that.
         """
-        keys, values = self._append(k, v)
-        seq, window = q.shape[2], spec.window
-        if mask is None and window is not None and seq == 1:  # one query sees the end of the buffer: no mask needed
-            keys, values = keys[:, :, -window:], values[:, :, -window:]
-        seen: Mask = self._mask(seq, window) if mask is None else mask
-        return attention(q, keys, values, spec, seen)
+        start, seq = self.offset, q.shape[2]
+        first = 0 if mask is not None or spec.reach is None else spec.reach.first(start)
+        self._keys = _appended(self._keys, k, start, self._step)
+        self._values = None if v is None else _appended(self._values, v, start, self._step)
+        self.offset = end = start + seq
+        keys = self._keys[:, :, first:end]
+        values = keys[..., : spec.latent] if self._values is None else self._values[:, :, first:end]
+        return attention(q, keys, values, spec, mask_of(spec, start, seq, first, own=mask, dtype=q.dtype))
 
     def trim(self, n: int) -> None:
         """Forget the last `n` positions. Raises ValueError if there are fewer."""
@@ -49,21 +51,13 @@ class TinyKvFullCache:
             raise ValueError(f"cannot trim {n} of {self.offset} positions")
         self.offset -= n
 
-    def _append(self, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
-        start, end = self.offset, self.offset + k.shape[2]
-        self._keys = _with_room(self._keys, k, end, self._step)
-        self._values = _with_room(self._values, v, end, self._step)
-        self._keys[:, :, start:end] = k
-        self._values[:, :, start:end] = v
-        self.offset = end
-        return self._keys[:, :, :end], self._values[:, :, :end]
 
-    def _mask(self, seq: int, window: int | None) -> Mask:
-        if seq == 1:
-            return None
-        if window is None or self.offset <= window:
-            return "causal"
-        return causal_mask(seq, self.offset, window)
+def _appended(buffer: mx.array | None, new: mx.array, start: int, step: int) -> mx.array:
+    """Return the buffer with `new` at positions from `start` on."""
+    end = start + new.shape[2]
+    buffer = _with_room(buffer, new, end, step)
+    buffer[:, :, start:end] = new
+    return buffer
 
 
 def _with_room(buffer: mx.array | None, new: mx.array, end: int, step: int) -> mx.array:

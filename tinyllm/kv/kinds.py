@@ -5,16 +5,32 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from tinyllm.config.config import AttentionConfig, Config
+from tinyllm.config.config import Config
+from tinyllm.config.layers import AttentionConfig, LatentAttentionConfig, Mixer
+from tinyllm.config.reach import Reach
 
 
 class LayerKind(NamedTuple):
-    """How many `layers` of a model have so many heads and such a window."""
+    """How many `layers` of a model keep as much of each token, and for as long.
+
+    A token leaves `key_dim` elements for each of `kv_heads`, and `value_dim` (0: values are part of the keys).
+    """
 
     kv_heads: int
-    head_dim: int
-    window: int | None
+    key_dim: int
+    value_dim: int
+    reach: Reach | None
     layers: int
+
+    @property
+    def elements(self) -> int:
+        """Elements that a token leaves in one layer."""
+        return self.kv_heads * (self.key_dim + self.value_dim)
+
+    @property
+    def widest(self) -> int:
+        """Elements that a token leaves in the larger of the arrays of one layer."""
+        return self.kv_heads * max(self.key_dim, self.value_dim)
 
 
 def layer_kinds(config: Config) -> tuple[tuple[LayerKind, ...], tuple[tuple[int, int], ...]]:
@@ -22,7 +38,7 @@ def layer_kinds(config: Config) -> tuple[tuple[LayerKind, ...], tuple[tuple[int,
     forms = [_form(layer.attention) for layer in config.layers]
     counts = Counter(forms)
     kinds = list(counts)
-    met: Counter[tuple[int, int, int | None]] = Counter()
+    met: Counter[tuple[int, int, int, Reach | None]] = Counter()
     places = []
     for form in forms:
         places.append((kinds.index(form), met[form]))
@@ -30,5 +46,11 @@ def layer_kinds(config: Config) -> tuple[tuple[LayerKind, ...], tuple[tuple[int,
     return tuple(LayerKind(*form, counts[form]) for form in kinds), tuple(places)
 
 
-def _form(attention: AttentionConfig) -> tuple[int, int, int | None]:
-    return attention.num_kv_heads, attention.head_dim, attention.window
+def _form(mixer: Mixer) -> tuple[int, int, int, Reach | None]:
+    match mixer:
+        case AttentionConfig():
+            return mixer.num_kv_heads, mixer.head_dim, mixer.head_dim, mixer.reach
+        case LatentAttentionConfig():
+            return 1, mixer.latent_rank + mixer.rope.dims, 0, mixer.reach
+        case _:
+            raise TypeError(f"{type(mixer).__name__} keeps no keys")

@@ -279,8 +279,7 @@ class PageManager:
 
     def _capacity(self, kind: PageKind) -> int:
         pages = kind.ceiling - 1
-        if kind.window is not None:
-            held = kind.window - 1 + self._prefill_chunk  # the first of these may be the last of a page
-            if pages >= 1 + self._pages(held - 1):
-                return sys.maxsize
+        held = None if kind.reach is None else kind.reach.held(self._prefill_chunk)
+        if held is not None and pages >= 1 + self._pages(held - 1):  # the first of these may be the last of a page
+            return sys.maxsize
         return pages * self.page_size

@@ -17,10 +17,11 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from tinyllm._mx import mx
+from tinyllm.config.reach import Reach
 from tinyllm.errors import ContextLengthError
 from tinyllm.kv.manager import PageManager, Tables
 from tinyllm.kv.pages import BlockTable, PageKind
-from tinyllm.ops.attention import AttentionSpec, Mask, attention, causal_mask
+from tinyllm.ops.attention import AttentionSpec, attention, mask_of, seen_by, with_bias
 
 PAGE_SIZE = 128
 UNBOUNDED = 1 << 40  # pages, of a pool that nobody gave a budget
@@ -28,9 +29,9 @@ _LEAST_GROWTH = 8  # pages
 
 
 class TinyKvPagedPool:
-    """The pages of one kind of layer: an array for the keys and one for the values of each of its `layers`.
+    """The pages of one kind of layer: `arrays` has of each of its `layers` one for the keys and one for the values.
 
-    The arrays grow stepwise, as pages are handed out, up to the manager's ceiling for this `kind`. Without a manager
+    Latent attention has one alone, in which both are. The arrays grow stepwise, as pages are handed out, up to the manager's ceiling for this `kind`. Without a manager
     the pool has one of its own, and no ceiling.
     """
 
@@ -40,27 +41,31 @@ class TinyKvPagedPool:
         self.manager = manager or PageManager([PageKind(None, UNBOUNDED)], page_size=page_size, share=False)
         self.kind = kind
         self.page_size = page_size
-        self.keys: list[mx.array] = []
-        self.values: list[mx.array] = []
+        self.arrays: list[list[mx.array]] = []
         self._layers = layers
 
     @property
     def pages(self) -> int:
         """How many pages the arrays hold."""
-        return self.keys[0].shape[1] // self.page_size if self.keys else 0
+        return self.arrays[0][0].shape[1] // self.page_size if self.arrays else 0
+
+    @property
+    def flat(self) -> list[mx.array]:
+        """The arrays of all layers."""
+        return [array for layer in self.arrays for array in layer]
 
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        return sum(array.nbytes for array in (*self.keys, *self.values))
+        return sum(array.nbytes for array in self.flat)
 
     @property
     def page_bytes(self) -> int:
         """Bytes of a page in all layers; 0 where nothing was written yet."""
-        return self._layers * (self.keys[0].nbytes + self.values[0].nbytes) // self.pages if self.keys else 0
+        return self.nbytes // self.pages if self.arrays else 0
 
-    def make_room(self, like: mx.array) -> None:
-        """Let the arrays hold every page that was handed out, for keys and values `like` (..., heads, _, head_dim).
+    def make_room(self, like: Sequence[mx.array]) -> None:
+        """Let the arrays hold every page that was handed out, for new ones `like` these (..., heads, _, head_dim).
 
         One array at a time is copied, and waited for.
         """
@@ -69,21 +74,22 @@ class TinyKvPagedPool:
             return
         step = max(_LEAST_GROWTH, self.pages // 4)
         pages = min(max(needed, self.pages + step), self.manager.kinds[self.kind].ceiling)
-        added = (like.shape[-3], (pages - self.pages) * self.page_size, like.shape[-1])
-        for arrays in (self.keys, self.values):
-            for layer in range(self._layers):
-                room = mx.zeros(added, dtype=like.dtype)
-                if layer < len(arrays):
-                    arrays[layer] = mx.concatenate([arrays[layer], room], axis=1)
+        added = (pages - self.pages) * self.page_size
+        self.arrays = self.arrays or [[] for _ in range(self._layers)]
+        for arrays in self.arrays:
+            for n, new in enumerate(like):
+                room = mx.zeros((new.shape[-3], added, new.shape[-1]), dtype=new.dtype)
+                if n < len(arrays):
+                    arrays[n] = mx.concatenate([arrays[n], room], axis=1)
                 else:
                     arrays.append(room)
-                mx.eval(arrays[layer])
+                mx.eval(arrays[n])
 
     def copy_page(self, source: int, target: int) -> None:
         """Give page `target`, in every layer, what page `source` holds, and wait for it."""
-        self.make_room(self.keys[0])
+        self.make_room(self.arrays[0])
         size = self.page_size
-        for arrays in (self.keys, self.values):
+        for arrays in self.arrays:
             # Read apart from the write, and before it: a view of the array would have the whole of it copied.
             pages = [gather(array, mx.array([[source]]), size)[0] for array in arrays]
             mx.eval(pages)
@@ -91,35 +97,34 @@ class TinyKvPagedPool:
                 array[:, target * size : (target + 1) * size] = page
             mx.eval(arrays)
 
-    def write(self, layer: int, pages: Sequence[int], start: int, k: mx.array, v: mx.array) -> None:
-        """Put k and v (kv_heads, seq, head_dim) at positions from `start` on of a sequence that has these `pages`."""
-        for new, arrays in ((k, self.keys), (v, self.values)):
-            array = arrays[layer]
+    def write(self, layer: int, pages: Sequence[int], start: int, new: Sequence[mx.array]) -> None:
+        """Put new (kv_heads, seq, head_dim), one for each array, at positions from `start` on.
+
+        The sequence has these `pages`.
+        """
+        for each, array in zip(new, self.arrays[layer], strict=True):
             done = 0
-            for slot, length in _runs(pages, start, new.shape[1], self.page_size):
-                array[:, slot : slot + length] = new[:, done : done + length]
+            for slot, length in _runs(pages, start, each.shape[1], self.page_size):
+                array[:, slot : slot + length] = each[:, done : done + length]
                 done += length
 
-    def read(self, layer: int, pages: Sequence[int], start: int, end: int) -> tuple[mx.array, mx.array]:
-        """Return keys and values (1, kv_heads, end - start, head_dim) of positions from `start` on.
+    def read(self, layer: int, pages: Sequence[int], start: int, end: int) -> list[mx.array]:
+        """Return of each array (1, kv_heads, end - start, head_dim), the positions from `start` on.
 
         A view where the pages lie side by side; else they are gathered.
         """
         size = self.page_size
         live, skipped = pages[start // size : -(-end // size)], start % size
-        arrays = self.keys[layer], self.values[layer]
         if _contiguous(live):
             first = live[0] * size + skipped
-            k, v = (array[None, :, first : first + end - start] for array in arrays)
-        else:
-            index = mx.array([list(live)])
-            k, v = (gather(array, index, size)[:, :, skipped : skipped + end - start] for array in arrays)
-        return k, v
+            return [array[None, :, first : first + end - start] for array in self.arrays[layer]]
+        index = mx.array([list(live)])
+        return [gather(array, index, size)[:, :, skipped : skipped + end - start] for array in self.arrays[layer]]
 
     def clear(self, pages: Sequence[int]) -> None:
         """Set these pages to zero."""
         size = self.page_size
-        for array in (*self.keys, *self.values):
+        for array in self.flat:
             for page in pages:
                 array[:, page * size : (page + 1) * size] = mx.zeros((), dtype=array.dtype)
 
@@ -209,11 +214,11 @@ class TinyKvPagedCache:
         self._layer = layer
 
     def attend(
-        self, q: mx.array, k: mx.array, v: mx.array, spec: AttentionSpec, mask: mx.array | None = None
+        self, q: mx.array, k: mx.array, v: mx.array | None, spec: AttentionSpec, mask: mx.array | None = None
     ) -> mx.array:
         """Append k and v (1, kv_heads, seq, head_dim), then attend with q (1, heads, seq, head_dim).
 
-        Queries are causal, and windowed as `spec` says, unless `mask` (seq, offset + seq) takes the place of that.
+        Queries are causal, and see as far as `spec` says, unless `mask` (seq, offset + seq) takes the place of that.
         Raises ValueError for a batch, and ContextLengthError if the pool has no pages left.
         """
         batch, _, seq, _ = q.shape
@@ -221,23 +226,15 @@ class TinyKvPagedCache:
             raise ValueError(f"a paged cache holds one sequence, not a batch of {batch}")
         start, end = self.offset, self.offset + seq
         self.sequence.reserve(start, end)
-        self._pool.make_room(k)
+        new = [k] if v is None else [k, v]
+        self._pool.make_room(new)
         pages = self.sequence.tables.by_kind[self._pool.kind].pages
-        self._pool.write(self._layer, pages, start, k[0], v[0])
+        self._pool.write(self._layer, pages, start, [each[0] for each in new])
         self.offset = end
-        first = 0 if spec.window is None or mask is not None else max(0, start - spec.window + 1)
-        keys, values = self._pool.read(self._layer, pages, first, end)
-        seen: Mask = _mask(seq, end - first, spec.window) if mask is None else mask
-        return attention(q, keys, values, spec, seen)
-
-
-def _mask(seq: int, keys: int, window: int | None) -> Mask:
-    """Return what `seq` queries see of `keys`, the last of which is the last query's own."""
-    if seq == 1:
-        return None
-    if window is None or keys <= window:
-        return "causal"
-    return causal_mask(seq, keys, window)
+        first = 0 if spec.reach is None or mask is not None else spec.reach.first(start)
+        keys, *values = self._pool.read(self._layer, pages, first, end)
+        seen = mask_of(spec, start, seq, first, own=mask, dtype=q.dtype)
+        return attention(q, keys, values[0] if values else keys[..., : spec.latent], spec, seen)
 
 
 @dataclass(frozen=True)
@@ -253,18 +250,18 @@ class Placement:
     pages: mx.array | None = None
     span: tuple[int, int] | None = None
 
-    def mask(self, positions: mx.array, window: int | None, page_size: int) -> mx.array:
-        """Return (rows, 1, 1, keys): True where the row at one of `positions` (rows,) sees what is read."""
+    def keys(self, page_size: int) -> mx.array:
+        """Return the positions (rows, keys) of what is read."""
         if self.pages is None:
             assert self.span is not None
-            keys = self.span[1] - self.span[0]
+            count = self.span[1] - self.span[0]
         else:
-            keys = self.pages.shape[1] * page_size
-        key = self.first[:, None] + mx.arange(keys)
-        seen = key <= positions[:, None]
-        if window is not None:
-            seen = seen & (key > positions[:, None] - window)
-        return seen[:, None, None]
+            count = self.pages.shape[1] * page_size
+        return self.first[:, None] + mx.arange(count)
+
+    def mask(self, positions: mx.array, reach: Reach | None, page_size: int) -> mx.array:
+        """Return (rows, 1, 1, keys): True where the row at one of `positions` (rows,) sees what is read."""
+        return seen_by(positions[:, None], self.keys(page_size), reach)[:, None, None]
 
 
 class Places(NamedTuple):
@@ -277,7 +274,7 @@ class Places(NamedTuple):
 
 
 def find_places(
-    pool: TinyKvPagedPool, tables: Sequence[BlockTable], positions: Sequence[int], *, rows: int, window: int | None
+    pool: TinyKvPagedPool, tables: Sequence[BlockTable], positions: Sequence[int], *, rows: int, reach: Reach | None
 ) -> Places:
     """Find where tokens at `positions` of the sequences that have these `tables` are written, and what they read.
 
@@ -288,7 +285,7 @@ def find_places(
     live: list[list[int]] = []
     first, slots = [], []
     for table, position in zip(tables, positions, strict=True):
-        start = 0 if window is None else max(0, position - window + 1) // size
+        start = 0 if reach is None else reach.first(position) // size
         live.append(table.pages[start : position // size + 1])
         first.append(start * size)
         slots.append(live[-1][-1] * size + position % size)
@@ -310,36 +307,44 @@ def rounded_up(n: int) -> int:
 class TinyKvPagedStep:
     """One layer's pool within one decode step of several rows, each of one token and of a sequence of its own.
 
-    `keys` and `values` are the arrays after the write: whoever made the step puts them back into the pool.
+    `arrays` are those of the pool after the write: whoever made the step puts them back. `positions` (rows,) are those
+    of the tokens, `seen` is what `Placement.mask` gives, or what is added to scores in its place.
     """
 
     offset = None  # each row has its own
 
     def __init__(
-        self, keys: mx.array, values: mx.array, placement: Placement, seen: mx.array, page_size: int
+        self,
+        arrays: Sequence[mx.array],
+        placement: Placement,
+        positions: mx.array,
+        seen: mx.array,
+        page_size: int,
     ) -> None:
-        self.keys = keys
-        self.values = values
+        self.arrays = list(arrays)
         self._placement = placement
+        self._positions = positions
         self._seen = seen
         self._page_size = page_size
 
     def attend(
-        self, q: mx.array, k: mx.array, v: mx.array, spec: AttentionSpec, mask: mx.array | None = None
+        self, q: mx.array, k: mx.array, v: mx.array | None, spec: AttentionSpec, mask: mx.array | None = None
     ) -> mx.array:
         """Write k and v (rows, kv_heads, 1, head_dim); each row of q (rows, heads, 1, head_dim) then sees its own."""
-        placement = self._placement
-        self.keys = _written(self.keys, placement.slots, k)
-        self.values = _written(self.values, placement.slots, v)
+        placement, size = self._placement, self._page_size
+        new = [k] if v is None else [k, v]
+        self.arrays = [_written(array, placement.slots, each) for array, each in zip(self.arrays, new, strict=True)]
         if placement.pages is None:
             assert placement.span is not None
             first, end = placement.span
-            keys, values = self.keys[None, :, first:end], self.values[None, :, first:end]
+            keys, *values = (array[None, :, first:end] for array in self.arrays)
         else:
-            keys = gather(self.keys, placement.pages, self._page_size)
-            values = gather(self.values, placement.pages, self._page_size)
+            keys, *values = (gather(array, placement.pages, size) for array in self.arrays)
         seen = self._seen if mask is None else mask
-        return attention(q, keys, values, spec, seen)
+        if spec.bias is not None:
+            query, key = self._positions[:, None, None], placement.keys(size)[:, None]
+            seen = with_bias(spec.bias, query, key, seen, q.dtype)
+        return attention(q, keys, values[0] if values else keys[..., : spec.latent], spec, seen)
 
 
 def _written(array: mx.array, slots: mx.array, new: mx.array) -> mx.array:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from tinyllm.config.reach import Reach
+
 __all__ = [
     "PADDING",
     "BlockTable",
@@ -38,16 +40,21 @@ class IntegrityError(AssertionError):
 class PageKind:
     """What the layers of one kind have in common here.
 
-    `window` is how many positions a query sees, its own included (None: all). `ceiling` is how many pages there may
-    ever be, the padding page included.
+    `reach` is how far a query sees (None: all positions before it). `ceiling` is how many pages there may ever be, the
+    padding page included.
     """
 
-    window: int | None
+    reach: Reach | None
     ceiling: int
+
+    @property
+    def lasting(self) -> bool:
+        """Whether no page is ever out of reach."""
+        return self.reach is None or self.reach.held(1) is None
 
     def first_page(self, length: int, page_size: int) -> int:
         """Return the index in a block table of the first page that the query at position `length` sees."""
-        return 0 if self.window is None else max(0, length - self.window + 1) // page_size
+        return 0 if self.reach is None else self.reach.first(length) // page_size
 
 
 def readable_length(
@@ -55,9 +62,9 @@ def readable_length(
 ) -> int:
     """Return the largest n up to `length` such that the query at position n finds every page that it sees.
 
-    `page_at(kind, index)` is the page there, or 0 if it is gone. Pages of a kind without a window are never gone.
+    `page_at(kind, index)` is the page there, or 0 if it is gone. Pages of a lasting kind are never gone.
     """
-    windowed = [(number, kind) for number, kind in enumerate(kinds) if kind.window is not None]
+    windowed = [(number, kind) for number, kind in enumerate(kinds) if not kind.lasting]
     while True:
         seen = (
             (n, i)

@@ -27,10 +27,8 @@ class KvPools:
         share: bool = False,
     ) -> None:
         kinds, self.layers = layer_kinds(config)
-        self.windows = tuple(kind.window for kind in kinds)
-        pages = [
-            PageKind(kind.window, n) for kind, n in zip(kinds, ceilings or [UNBOUNDED] * len(kinds), strict=True)
-        ]
+        self.reaches = tuple(kind.reach for kind in kinds)
+        pages = [PageKind(kind.reach, n) for kind, n in zip(kinds, ceilings or [UNBOUNDED] * len(kinds), strict=True)]
         self.manager = PageManager(pages, page_size=page_size, prefill_chunk=prefill_chunk, share=share)
         self.pools = tuple(
             TinyKvPagedPool(page_size, layers=kind.layers, manager=self.manager, kind=i)
@@ -46,7 +44,7 @@ class KvPools:
         """Drop all arrays and prefixes. No sequence may be left."""
         self.manager.clear()
         for pool in self.pools:
-            pool.keys, pool.values = [], []
+            pool.arrays = []
 
     def caches(self, tables: Tables | None = None) -> PagedCaches:
         """Return the layers' views of a sequence, by default a new one."""

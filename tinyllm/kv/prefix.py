@@ -184,7 +184,7 @@ class PrefixIndex:
                 raise IntegrityError(
                     f"kind {kind}: nodes name pages {sorted(pages)}, but {sorted(node_of)} have nodes"
                 )
-            if self._kinds[kind].window is None and len(pages) < len(inner):
+            if self._kinds[kind].lasting and len(pages) < len(inner):
                 raise IntegrityError(f"kind {kind}: a node lacks a page that everything below it needs")
 
     def _find(self, parent: Node, tokens: tuple[int, ...]) -> Node | None:
@@ -206,7 +206,7 @@ class PrefixIndex:
     def _evicted(self, kind: int, page: int) -> None:
         node = self._node_of[kind].pop(page)
         node.pages[kind] = PADDING
-        if self._kinds[kind].window is None:
+        if self._kinds[kind].lasting:
             self.discard(node)
         else:
             self.prune(node)

@@ -1,37 +1,45 @@
-"""Grouped-query self-attention with rotary positions."""
+"""Self-attention of heads in groups, each token's keys and values in a cache."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from tinyllm._mx import mx
 from tinyllm.checkpoint.weights import WeightStore
 from tinyllm.config.config import Config
+from tinyllm.config.layers import AttentionConfig, LatentAttentionConfig, QkNorm, QueryScaling
+from tinyllm.errors import ConfigError
 from tinyllm.kv.cache import LayerCache
 from tinyllm.kv.full import TinyKvFullCache
 from tinyllm.model.linear import Linear, Projections
+from tinyllm.model.norm import make_norm, read_weight
 from tinyllm.ops.attention import AttentionSpec
 from tinyllm.ops.features import ModelFeatures
-from tinyllm.ops.norm import rms_norm
-from tinyllm.ops.rope import Offset, Rope
+from tinyllm.ops.norm import layer_norm, rms_norm
+from tinyllm.ops.position_bias import PositionBias
+from tinyllm.ops.rope import Offset, Positions, Rope
 
 
 class Attention:
     """The attention of the layer that `prefix` ("model.layers.0.self_attn") stands in."""
 
     def __init__(self, prefix: str, config: Config, weights: WeightStore, features: ModelFeatures) -> None:
-        layer = config.layer_at(prefix)
-        shape = layer.attention
-        self._heads, self._kv_heads, self._head_dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
-        self._qkv = Projections(tuple(f"{prefix}.{part}_proj" for part in "qkv"), weights, features)
+        shape = config.layer_at(prefix).attention
+        if not isinstance(shape, AttentionConfig):
+            raise ConfigError(f"{prefix} is not attention of this kind, but {type(shape).__name__}")
+        self._heads, self._head_dim = shape.num_heads, shape.head_dim
+        self._qk_heads = shape.num_heads + shape.num_kv_heads
+        self._gated = shape.gate
+        parts = "qkvg" if shape.gate else "qkv"
+        self._project = Projections(tuple(f"{prefix}.{part}_proj" for part in parts), weights, features)
         self._output = Linear((f"{prefix}.o_proj",), weights, features)
-        self._rope = Rope(shape.rope, fused=features.fused_rope and not features.rope_tables)
-        self._spec = AttentionSpec(
-            scale=shape.scale,
-            window=shape.window,
-            fused=features.fused_attention,
-            polynomial_exp=bool(features.polynomial_exp),
-            fused_exp=bool(features.fused_activation),
-        )
-        self._norm = HeadNorm(prefix, config, weights, features) if shape.qk_norm else None
+        self._clip = shape.clip
+        self._rope = make_rope(shape, features)
+        self._query_scaling = shape.query_scaling
+        self._norm = None if shape.qk_norm is None else make_qk_norm(prefix, shape, shape.qk_norm, weights, features)
+        self._normed_last = shape.qk_norm is not None and shape.qk_norm.after_rope
+        sinks = weights.tensor(f"{prefix}.sinks") if shape.sinks else None
+        self._spec = make_spec(shape, features, sinks)
 
     def __call__(
         self,
@@ -42,32 +50,111 @@ class Attention:
     ) -> mx.array:
         """Map x (batch, seq, hidden), which starts at position `offset`, to the same shape, through `cache`.
 
-        Attention is causal (and windowed where the layer is) unless `mask`, as `cache.attend` takes it, is given.
+        Attention is causal (and as far as the layer sees) unless `mask`, as `cache.attend` takes it, is given.
         """
         batch, seq, _ = x.shape
-        heads = self._qkv(x).reshape(batch, seq, -1, self._head_dim)
-        qk, v = mx.split(heads, [self._heads + self._kv_heads], axis=2)
-        if self._norm is not None:
+        projected = self._project(x)
+        if self._clip is not None:
+            projected = mx.clip(projected, -self._clip, self._clip)
+        heads = projected.reshape(batch, seq, -1, self._head_dim)
+        ends = [self._qk_heads, 2 * self._qk_heads - self._heads]
+        qk, v, *gate = mx.split(heads, ends if self._gated else ends[:1], axis=2)
+        if self._norm is not None and not self._normed_last:
             qk = self._norm(qk)
-        qk = self._rope(qk.swapaxes(1, 2), offset)
+        qk = qk.swapaxes(1, 2)
+        if self._rope is not None:
+            qk = self._rope(qk, offset)
+        if self._norm is not None and self._normed_last:
+            qk = self._norm(qk.swapaxes(1, 2)).swapaxes(1, 2)
         q, k = mx.split(qk, [self._heads], axis=1)
+        if self._query_scaling is not None:
+            q = scaled_queries(q, offset, self._query_scaling)
         attended = (cache or TinyKvFullCache()).attend(q, k, v.swapaxes(1, 2), self._spec, mask)
-        return self._output(attended.swapaxes(1, 2).reshape(batch, seq, -1))
+        attended = attended.swapaxes(1, 2)
+        if gate:
+            attended = attended * mx.sigmoid(gate[0])
+        return self._output(attended.reshape(batch, seq, -1))
+
+
+def make_rope(shape: AttentionConfig | LatentAttentionConfig, features: ModelFeatures) -> Rope | None:
+    """Return the rotation of a layer, if it has one."""
+    if shape.rope is None:
+        return None
+    return Rope(shape.rope, fused=features.fused_rope and not features.rope_tables)
+
+
+def make_spec(
+    shape: AttentionConfig | LatentAttentionConfig, features: ModelFeatures, sinks: mx.array | None = None
+) -> AttentionSpec:
+    """Return what a layer asks of its cache."""
+    spec = AttentionSpec(
+        scale=shape.scale,
+        reach=shape.reach,
+        fused=features.fused_attention,
+        polynomial_exp=bool(features.polynomial_exp),
+        fused_exp=bool(features.fused_activation),
+    )
+    if isinstance(shape, LatentAttentionConfig):
+        return replace(spec, latent=shape.latent_rank)
+    bias = None if shape.bias is None else PositionBias(shape.bias, shape.num_heads)
+    return replace(spec, softcap=shape.softcap, bias=bias, sinks=sinks)
+
+
+def scaled_queries(q: mx.array, offset: Offset, scaling: QueryScaling) -> mx.array:
+    """Multiply q (batch, heads, seq, head_dim), from position `offset` on, as `QueryScaling` says."""
+    positions = Positions.of(offset, q.shape[2]).array + scaling.shift
+    factor = 1 + scaling.beta * mx.log1p((positions // scaling.every).astype(mx.float32))
+    return (q * factor[:, None, :, None]).astype(q.dtype)
 
 
 class HeadNorm:
-    """The norms of q and of k (Qwen 3), as one over the heads of both: each head has its weight in a table."""
+    """The norms of q and of k as one over the heads of both: each head has its weight in a table."""
 
-    def __init__(self, prefix: str, config: Config, weights: WeightStore, features: ModelFeatures) -> None:
-        layer = config.layer_at(prefix)
-        counts = {"q_norm": layer.attention.num_heads, "k_norm": layer.attention.num_kv_heads}
-        self._weight = mx.concatenate(
-            [mx.repeat(weights.tensor(f"{prefix}.{norm}.weight")[None], n, axis=0) for norm, n in counts.items()]
-        )
+    def __init__(
+        self, prefix: str, shape: AttentionConfig, norm: QkNorm, weights: WeightStore, features: ModelFeatures
+    ) -> None:
+        counts = {"q_norm": shape.num_heads, "k_norm": shape.num_kv_heads}
+        tables = []
+        for module, heads in counts.items() if norm.norm.weight else ():
+            weight = read_weight(f"{prefix}.{module}", norm.norm, weights)
+            assert weight is not None
+            tables.append(mx.broadcast_to(weight, (heads, shape.head_dim)))
+        self._weight = mx.concatenate(tables) if tables else None
         mx.eval(self._weight)
-        self._eps = layer.norm_eps
+        self._layer_norm = norm.norm.kind == "layer"
+        self._eps = norm.norm.eps
         self._fused = features.fused_norm
 
     def __call__(self, x: mx.array) -> mx.array:
         """Map x (batch, seq, heads + kv_heads, head_dim) to the same shape."""
-        return rms_norm(x, None, self._eps, fused=self._fused) * self._weight
+        if self._layer_norm:
+            normal = layer_norm(x, None, None, self._eps, fused=self._fused)
+        else:
+            normal = rms_norm(x, None, self._eps, fused=self._fused)
+        return normal if self._weight is None else (normal * self._weight).astype(x.dtype)
+
+
+class WholeNorm:
+    """The norms of q and of k over the widths of all of their heads (OLMo 2)."""
+
+    def __init__(
+        self, prefix: str, shape: AttentionConfig, norm: QkNorm, weights: WeightStore, features: ModelFeatures
+    ) -> None:
+        self._norms = [make_norm(f"{prefix}.{part}_norm", norm.norm, weights, features) for part in "qk"]
+        self._heads = shape.num_heads
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """Map x (batch, seq, heads + kv_heads, head_dim) to the same shape."""
+        parts = mx.split(x, [self._heads], axis=2)
+        normal = [
+            norm(part.reshape(*x.shape[:2], -1)).reshape(part.shape)
+            for norm, part in zip(self._norms, parts, strict=True)
+        ]
+        return mx.concatenate(normal, axis=2)
+
+
+def make_qk_norm(
+    prefix: str, shape: AttentionConfig, norm: QkNorm, weights: WeightStore, features: ModelFeatures
+) -> HeadNorm | WholeNorm:
+    """Return the norms of q and k."""
+    return (WholeNorm if norm.over == "whole" else HeadNorm)(prefix, shape, norm, weights, features)

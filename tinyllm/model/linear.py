@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from tinyllm._mx import mx
-from tinyllm.checkpoint.weights import DenseWeight, LinearWeight, WeightStore
+from tinyllm.checkpoint.weights import DenseWeight, LinearWeight, QuantizedWeight, WeightStore
 from tinyllm.ops.features import ModelFeatures
-from tinyllm.ops.quant import dequantize, quantized_matmul
+from tinyllm.ops.quant import dequantize, gather_quantized_matmul, quantized_matmul
 
 
 def linear(x: mx.array, weight: LinearWeight, *, fused: bool = True) -> mx.array:
@@ -16,6 +16,30 @@ def linear(x: mx.array, weight: LinearWeight, *, fused: bool = True) -> mx.array
         y = quantized_matmul(x, weight.packed, weight.scales, weight.biases, weight.form, fused=fused)
         y = y.astype(x.dtype)
     return y if weight.bias is None else y + weight.bias
+
+
+def expert_linear(x: mx.array, weight: LinearWeight, experts: mx.array, *, in_order: bool = False) -> mx.array:
+    """Multiply each row of x (rows, in) by the matrix (of experts, out, in) of its own of `experts` (rows,).
+
+    `in_order` says that these are sorted. Returns (rows, out).
+    """
+    rows = x[:, None]
+    if isinstance(weight, DenseWeight):
+        y = mx.gather_mm(rows, weight.transposed, rhs_indices=experts, sorted_indices=in_order)
+    else:
+        y = gather_quantized_matmul(
+            rows, weight.packed, weight.scales, weight.biases, weight.form, experts, in_order=in_order
+        ).astype(x.dtype)
+    return y[:, 0] if weight.bias is None else y[:, 0] + weight.bias[experts]
+
+
+def linear_of(weight: LinearWeight, expert: int) -> LinearWeight:
+    """Return the weight of one of several experts."""
+    bias = None if weight.bias is None else weight.bias[expert]
+    if isinstance(weight, DenseWeight):
+        return DenseWeight(weight.weight[expert], bias)
+    biases = None if weight.biases is None else weight.biases[expert]
+    return QuantizedWeight(weight.packed[expert], weight.scales[expert], biases, weight.form, bias)
 
 
 class Linear:

@@ -1,32 +1,52 @@
-"""The gated feed-forward network (arXiv 2002.05202)."""
+"""Feed-forward networks, gated (arXiv 2002.05202) or plain."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from tinyllm._mx import mx
 from tinyllm.checkpoint.weights import WeightStore
 from tinyllm.config.config import Config
+from tinyllm.config.layers import MLPConfig
+from tinyllm.errors import ConfigError
 from tinyllm.model.linear import Linear, Projections
-from tinyllm.ops.activation import swiglu
+from tinyllm.ops.activation import ACTIVATIONS, clipped_swiglu, gated, swiglu
 from tinyllm.ops.features import ModelFeatures
-
-_GATES = {"silu": swiglu}  # by the activation of the gate
 
 
 class MLP:
     """down(activation(gate(x)) * up(x)) of the layer that `prefix` ("model.layers.0.mlp") stands in."""
 
-    def __init__(self, prefix: str, config: Config, weights: WeightStore, features: ModelFeatures) -> None:
-        self._gated = partial(
-            _GATES[config.layer_at(prefix).feed_forward.activation],
-            fused=bool(features.fused_activation),
-            polynomial_exp=bool(features.polynomial_exp),
-        )
-        self._gate_up = Projections((f"{prefix}.gate_proj", f"{prefix}.up_proj"), weights, features)
+    def __init__(
+        self,
+        prefix: str,
+        config: Config,
+        weights: WeightStore,
+        features: ModelFeatures,
+        shape: MLPConfig | None = None,
+    ) -> None:
+        """Read the weights; `shape` is the layer's own where none is given."""
+        found = shape or config.layer_at(prefix).feed_forward
+        if not isinstance(found, MLPConfig):
+            raise ConfigError(f"{prefix} is a mixture of experts")
+        self._gated = found.gated
+        self._activate = activation_of(found, features)
+        parts = ("gate", "up") if found.gated else ("up",)
+        self._up = Projections(tuple(f"{prefix}.{part}_proj" for part in parts), weights, features)
         self._down = Linear((f"{prefix}.down_proj",), weights, features)
 
     def __call__(self, x: mx.array) -> mx.array:
         """Map x (batch, seq, hidden) to the same shape."""
-        gate, up = mx.split(self._gate_up(x), 2, axis=-1)
-        return self._down(self._gated(gate, up))
+        return self._down(self._activate(*mx.split(self._up(x), 2 if self._gated else 1, axis=-1)))
+
+
+def activation_of(shape: MLPConfig, features: ModelFeatures) -> Callable[..., mx.array]:
+    """Return what is between the projections: a function of (gate, up), or of up alone where nothing is gated."""
+    if not shape.gated:
+        return ACTIVATIONS[shape.activation]
+    if shape.limit is not None:
+        return partial(clipped_swiglu, limit=shape.limit)
+    if shape.activation == "silu":
+        return partial(swiglu, fused=bool(features.fused_activation), polynomial_exp=bool(features.polynomial_exp))
+    return gated(shape.activation)

@@ -12,35 +12,12 @@ from tinyllm.kv.cache import LayerCache
 from tinyllm.kv.full import TinyKvFullCache
 from tinyllm.kv.paged import PAGE_SIZE
 from tinyllm.kv.pools import KvPools, PagedCaches
-from tinyllm.model.attention import Attention
-from tinyllm.model.linear import Embedding, Linear
-from tinyllm.model.mlp import MLP
-from tinyllm.model.norm import RMSNorm
+from tinyllm.model.block import make_block
+from tinyllm.model.ends import EmbeddedTokens, Head
+from tinyllm.model.linear import Embedding
+from tinyllm.model.norm import make_norm
 from tinyllm.ops.features import ModelFeatures
-from tinyllm.ops.rope import Offset, Positions
-
-
-class TransformerBlock:
-    """One pre-norm layer: norm, attention, add; norm, feed-forward, add."""
-
-    def __init__(self, layer_idx: int, config: Config, weights: WeightStore, features: ModelFeatures) -> None:
-        prefix = f"model.layers.{layer_idx}"
-        eps = config.layers[layer_idx].norm_eps
-        self.input_layernorm = RMSNorm(f"{prefix}.input_layernorm", eps, weights, features)
-        self.self_attn = Attention(f"{prefix}.self_attn", config, weights, features)
-        self.post_attention_layernorm = RMSNorm(f"{prefix}.post_attention_layernorm", eps, weights, features)
-        self.mlp = MLP(f"{prefix}.mlp", config, weights, features)
-
-    def __call__(
-        self,
-        x: mx.array,
-        offset: Offset,
-        cache: LayerCache | None,
-        mask: mx.array | None = None,
-    ) -> mx.array:
-        """Map x (batch, seq, hidden) at positions from `offset` on to the same shape, appending to `cache`."""
-        x = x + self.self_attn(self.input_layernorm(x), offset, cache, mask)
-        return x + self.mlp(self.post_attention_layernorm(x))
+from tinyllm.ops.rope import Positions
 
 
 class ModelForCausalLM:
@@ -53,11 +30,10 @@ class ModelForCausalLM:
         self.dtype = weights.dtype or weights.stored_dtype
         self._pools: dict[int, KvPools] = {}
         self.embed_tokens = Embedding("model.embed_tokens", weights, features)
-        self.layers = [TransformerBlock(i, config, weights, features) for i in range(config.num_hidden_layers)]
-        self.norm = RMSNorm("model.norm", config.rms_norm_eps, weights, features)
-        self._head = (
-            self.embed_tokens.as_linear if config.tie_word_embeddings else Linear(("lm_head",), weights, features)
-        )
+        self._embedded = EmbeddedTokens(self.embed_tokens, config, weights, features)
+        self.layers = [make_block(i, config, weights, features) for i in range(config.num_hidden_layers)]
+        self.norm = make_norm("model.norm", config.final_norm, weights, features) if config.final_norm else None
+        self._head = Head(self.embed_tokens, config, weights, features)
 
     def __call__(
         self,
@@ -65,22 +41,24 @@ class ModelForCausalLM:
         offset: int | mx.array = 0,
         cache: Sequence[LayerCache] | None = None,
         logits_to_keep: int | None = None,
+        length: int | None = None,
     ) -> mx.array:
         """Score the token after each of `inputs` (batch, seq), which start at position `offset`: (batch, seq, vocab).
 
         `cache` is what `create_kv_cache` made, and is appended to; without it the inputs see only each other.
-        `logits_to_keep` scores only the last so many positions. Raises ValueError if `offset` is not where a cache
-        that is not empty ends.
+        `logits_to_keep` scores only the last so many positions. `length` is that of the sequence where these are not
+        the last of its tokens that are known: RoPE of some kinds depends on it. Raises ValueError if `offset` is not
+        where a cache that is not empty ends.
         """
         caches: Sequence[LayerCache] = self.create_kv_cache() if cache is None else cache
         _check_offset(offset, caches[0].offset)
-        x = self.embed_tokens(inputs)
-        positions = Positions(offset, inputs.shape[1])
+        positions = Positions(offset, inputs.shape[1], length)
+        x = self._embedded(inputs, positions)
         for block, layer_cache in zip(self.layers, caches, strict=True):
             x = block(x, positions, layer_cache)
         if logits_to_keep is not None:
             x = x[:, x.shape[1] - min(logits_to_keep, x.shape[1]) :]
-        return self._head(self.norm(x))
+        return self._head(x if self.norm is None else self.norm(x))
 
     @overload
     def create_kv_cache(self, mode: Literal["dense"] = "dense") -> list[TinyKvFullCache]: ...

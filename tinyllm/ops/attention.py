@@ -6,22 +6,30 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tinyllm._mx import mx
+from tinyllm.config.reach import Reach
 from tinyllm.ops.exp import exp
+from tinyllm.ops.position_bias import PositionBias
 
 _BLOCK = 128  # causal queries of one product on a CPU
 
 Mask = mx.array | Literal["causal"] | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class AttentionSpec:
-    """What a layer asks of `cache.attend`: scores times `scale`; a query sees itself and `window` - 1 keys before.
+    """What a layer asks of `cache.attend`: scores times `scale`, of the positions within `reach`.
 
-    The rest chooses the kernels, as `ModelFeatures` has them.
+    Then come, in this order, `softcap` tanh(scores / softcap), the `bias` by distance, what is hidden, and for the
+    softmax one more score a head, of no value: its `sinks` (heads,). With `latent` there are no values: they are the
+    first so many elements of the keys. The rest chooses the kernels, as `ModelFeatures` has them.
     """
 
     scale: float
-    window: int | None = None
+    reach: Reach | None = None
+    softcap: float | None = None
+    bias: PositionBias | None = None
+    sinks: mx.array | None = None
+    latent: int | None = None
     fused: bool = True
     polynomial_exp: bool = False
     fused_exp: bool = False
@@ -31,19 +39,18 @@ def attention(q: mx.array, k: mx.array, v: mx.array, spec: AttentionSpec, mask: 
     """Attend with q (batch, heads, seq, head_dim) over k and v (batch, kv_heads, keys, head_dim).
 
     `mask` is boolean (True is seen) or additive, and broadcasts to (batch, heads, seq, keys); with "causal" the last
-    query sees the last key. It has the window in it. The softmax is taken in float32. Returns (batch, heads, seq,
-    head_dim).
+    query sees the last key. It has reach and bias in it. The softmax is taken in float32. Returns (batch, heads, seq,
+    head_dim of v).
     """
     if spec.polynomial_exp:
-        return attention_polynomial(q, k, v, scale=spec.scale, mask=mask, fused_exp=spec.fused_exp)
-    if spec.fused:
-        return mx.fast.scaled_dot_product_attention(q, k, v, scale=spec.scale, mask=mask)
-    return attention_reference(q, k, v, scale=spec.scale, mask=mask)
+        return attention_polynomial(q, k, v, spec, mask)
+    if spec.fused and spec.softcap is None:
+        sinks = None if spec.sinks is None else spec.sinks.astype(q.dtype)
+        return mx.fast.scaled_dot_product_attention(q, k, v, scale=spec.scale, mask=mask, sinks=sinks)
+    return attention_reference(q, k, v, spec, mask)
 
 
-def attention_polynomial(
-    q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: Mask, fused_exp: bool = False
-) -> mx.array:
+def attention_polynomial(q: mx.array, k: mx.array, v: mx.array, spec: AttentionSpec, mask: Mask) -> mx.array:
     """The same in plain operations with `ops.exp`, for float32 on a CPU; a group of heads is one product.
 
     Causal queries are taken a block at a time, with the keys that the block sees: scores of keys after it are not
@@ -56,42 +63,93 @@ def attention_polynomial(
         for start in range(0, seq, _BLOCK):
             end = min(start + _BLOCK, seq)
             seen = keys - seq + end
-            block = (q[:, :, start:end], k[:, :, :seen], v[:, :, :seen])
-            blocks.append(attention_polynomial(*block, scale=scale, mask=mask, fused_exp=fused_exp))
+            blocks.append(attention_polynomial(q[:, :, start:end], k[:, :, :seen], v[:, :, :seen], spec, mask))
         return mx.concatenate(blocks, axis=2)
     rows = (batch, kv_heads, heads // kv_heads * seq)
     if seq > 1:  # one query has few scores, which a compiled step scales and masks at once
-        q = q * scale
+        q = q * spec.scale
     scores = (q.reshape(*rows, head_dim) @ k.swapaxes(-1, -2)).reshape(batch, heads, seq, keys)
-    scores = _masked(scores if seq > 1 else scores * scale, mask)
-    weights = exp(scores - scores.max(axis=-1, keepdims=True), fused=fused_exp).reshape(*rows, keys)
-    return ((weights @ v) / weights.sum(axis=-1, keepdims=True)).reshape(q.shape)
+    scores = _masked(_capped(scores if seq > 1 else scores * spec.scale, spec), mask)
+    most = scores.max(axis=-1, keepdims=True)
+    if spec.sinks is None:
+        weights = exp(scores - most, fused=spec.fused_exp)
+        total = weights.sum(axis=-1, keepdims=True)
+    else:
+        sinks = spec.sinks[:, None, None]
+        most = mx.maximum(most, sinks)
+        weights = exp(scores - most, fused=spec.fused_exp)
+        total = weights.sum(axis=-1, keepdims=True) + mx.exp(sinks - most)
+    attended = weights.reshape(*rows, keys) @ v
+    return (attended / total.reshape(*rows, 1)).reshape(*q.shape[:-1], v.shape[-1])
 
 
-def attention_reference(q: mx.array, k: mx.array, v: mx.array, *, scale: float, mask: Mask) -> mx.array:
+def attention_reference(q: mx.array, k: mx.array, v: mx.array, spec: AttentionSpec, mask: Mask) -> mx.array:
     """The same in plain operations."""
     batch, heads, seq, head_dim = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
     grouped = q.reshape(batch, kv_heads, heads // kv_heads, seq, head_dim)
-    scores = (grouped @ k[:, :, None].swapaxes(-1, -2)).astype(mx.float32) * scale
-    scores = scores.reshape(batch, heads, seq, keys)
-    scores = _masked(scores, mask)
-    weights = mx.softmax(scores, axis=-1).astype(v.dtype)
-    return (weights.reshape(batch, kv_heads, -1, seq, keys) @ v[:, :, None]).reshape(q.shape)
+    scores = (grouped @ k[:, :, None].swapaxes(-1, -2)).astype(mx.float32) * spec.scale
+    scores = _masked(_capped(scores.reshape(batch, heads, seq, keys), spec), mask)
+    if spec.sinks is not None:
+        sinks = mx.broadcast_to(spec.sinks.astype(mx.float32)[:, None, None], (batch, heads, seq, 1))
+        scores = mx.concatenate([scores, sinks], axis=-1)
+    weights = mx.softmax(scores, axis=-1)[..., :keys].astype(v.dtype)
+    attended = weights.reshape(batch, kv_heads, -1, seq, keys) @ v[:, :, None]
+    return attended.reshape(*q.shape[:-1], v.shape[-1])
+
+
+def _capped(scores: mx.array, spec: AttentionSpec) -> mx.array:
+    return scores if spec.softcap is None else mx.tanh(scores / spec.softcap) * spec.softcap
 
 
 def _masked(scores: mx.array, mask: Mask) -> mx.array:
     """Take from scores (batch, heads, seq, keys) what `mask` hides."""
     if isinstance(mask, str):
-        mask = causal_mask(*scores.shape[2:])
+        mask = causal_mask(scores.shape[2], scores.shape[3])
     if mask is None:
         return scores
     return mx.where(mask, scores, mx.finfo(mx.float32).min) if mask.dtype == mx.bool_ else scores + mask
 
 
-def causal_mask(seq: int, keys: int, window: int | None = None) -> mx.array:
-    """Return (seq, keys), True where a query sees a key: none after its own, and none further back than `window`."""
-    key = mx.arange(keys)
-    query = mx.arange(keys - seq, keys)[:, None]
+def causal_mask(seq: int, keys: int, reach: Reach | None = None) -> mx.array:
+    """Return (seq, keys), True where a query sees a key; the last query's own is the last key."""
+    return seen_by(mx.arange(keys - seq, keys)[:, None], mx.arange(keys), reach)
+
+
+def seen_by(query: mx.array, key: mx.array, reach: Reach | None) -> mx.array:
+    """Return where queries at positions see keys at positions: none after its own, and none out of reach."""
     seen = key <= query
-    return seen if window is None else seen & (key > query - window)
+    return seen if reach is None else seen & reach.sees(query, key)
+
+
+def mask_of(spec: AttentionSpec, start: int, seq: int, first: int, *, own: mx.array | None, dtype: mx.Dtype) -> Mask:
+    """Return what `seq` queries from position `start` on see of keys from position `first` on, up to their own.
+
+    The caller's `own` (seq, keys), True where seen, takes the place of causality and reach.
+    """
+    keys = start + seq - first
+    if own is None and spec.bias is None:
+        if seq == 1 and not _hides(spec.reach, start, first):
+            return None
+        if spec.reach is None or not _hides(spec.reach, start + seq - 1, first):
+            return "causal"
+    query, key = mx.arange(start, start + seq)[:, None], mx.arange(first, first + keys)
+    seen = seen_by(query, key, spec.reach) if own is None else own
+    return seen if spec.bias is None else with_bias(spec.bias, query, key, seen, dtype)
+
+
+def _hides(reach: Reach | None, query: int, first: int) -> bool:
+    """Whether a query may not see all keys from `first` on to its own."""
+    return reach is not None and (reach.first(query) > first or reach.held(1) is None)
+
+
+def with_bias(bias: PositionBias, query: mx.array, key: mx.array, seen: mx.array, dtype: mx.Dtype) -> mx.array:
+    """Return what is added to scores (..., heads, seq, keys): the bias where a key is seen.
+
+    `query` (..., seq, 1) and `key` (..., 1, keys) or (keys,) are positions, `seen` broadcasts to (..., seq, keys), or
+    is what is added already, of no head.
+    """
+    added = bias(query[..., None, :, :], key[..., None, :, :] if key.ndim > 1 else key)
+    if seen.dtype != mx.bool_:
+        return mx.maximum(added + seen, mx.finfo(dtype).min).astype(dtype)
+    return mx.where(seen, added.astype(dtype), mx.finfo(dtype).min)

@@ -20,3 +20,28 @@ def quantized_matmul(
             x, packed, scales, biases, transpose=True, group_size=form.group_size, bits=form.bits, mode=form.mode
         )
     return x @ dequantize(packed, scales, biases, form).astype(x.dtype).T
+
+
+def gather_quantized_matmul(
+    x: mx.array,
+    packed: mx.array,
+    scales: mx.array,
+    biases: mx.array | None,
+    form: QuantFormat,
+    experts: mx.array,
+    *,
+    in_order: bool,
+) -> mx.array:
+    """Multiply each x (rows, 1, columns) by the transpose of the matrix that `experts` (rows,) says: (rows, 1, out)."""
+    return mx.gather_qmm(
+        x,
+        packed,
+        scales,
+        biases,
+        rhs_indices=experts,
+        transpose=True,
+        group_size=form.group_size,
+        bits=form.bits,
+        mode=form.mode,
+        sorted_indices=in_order,
+    )

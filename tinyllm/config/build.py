@@ -1,0 +1,206 @@
+"""From a family's row and a config.json to layers. No mlx."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tinyllm.config.family import SLIDING, Experts, Family, reach_of, resolve
+from tinyllm.config.layers import (
+    AttentionConfig,
+    LayerConfig,
+    MLPConfig,
+    MoeConfig,
+    NormConfig,
+    QkNorm,
+    RouterConfig,
+)
+from tinyllm.config.reader import ConfigReader
+from tinyllm.config.rope import RopeConfig, read_rope
+from tinyllm.errors import ConfigError, UnsupportedModelError
+
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
+_ALIASES = {
+    "swish": "silu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
+    "gelu_python": "gelu",
+}  # fmt: skip
+
+
+def read_model(reader: ConfigReader, family: Family) -> dict[str, Any]:
+    """Return the fields of a `Config` that its row says how to read. Raises ConfigError."""
+    row = resolve(family, reader)
+    for name, accepts in family.refused.items():
+        if name in reader.values and not accepts(reader.take(name)):
+            raise reader.fail(UnsupportedModelError, f"{name} = {reader.values[name]!r} is not computed by tinyllm")
+    count, theta = row["num_hidden_layers"], family.rope_theta
+    heads, kv_heads, head_dim = _read_heads(reader, row)
+    row |= {
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "activation": _activation(reader, row["activation"]),
+    }
+    norm = _norm(row)
+    layer_types = family.layer_types(reader, count)
+    rotated = family.rope_layers(reader, count) if family.position == "rope" else (False,) * count
+    ropes = _read_ropes(reader, family, row, layer_types)
+    normed, scaled = family.qk_norm_layers(reader, count), family.query_scaling_layers(reader, count)
+    feed_forwards = _feed_forwards(reader, family, row)
+    layers = []
+    for i, kind in enumerate(layer_types):
+        about = {**row, "norm": norm, "rope": ropes[i] if rotated[i] else None, "reach": reach_of(kind, row)}
+        if kind in family.mixers:
+            mixer = family.mixers[kind](reader, about)
+        else:
+            mixer = _attention(about, normed=normed[i], scaled=scaled[i])
+        layers.append(
+            LayerConfig(
+                attention=mixer,
+                feed_forward=feed_forwards[i],
+                norm=norm,
+                placement=row["placement"],
+                shared_norm=row["shared_norm"],
+                branch_scale=row["branch_scale"],
+            )
+        )
+    return {
+        **{name: row[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")},
+        **{name: row[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim")},
+        **{name: row[name] for name in ("max_position_embeddings", "tie_word_embeddings", "position_offset")},
+        **{name: row[name] for name in ("logit_scale", "logit_softcap", "head_bias", "extra_layers")},
+        "rms_norm_eps": norm.eps,
+        "rope_theta": ropes[0].theta if ropes else theta,
+        "layers": tuple(layers),
+        "final_norm": norm if row["final_norm"] else None,
+        "embed_norm": norm if row["embed_norm"] else None,
+        "embedding_scale": row["hidden_size"] ** 0.5 if row["embedding_scale"] == "root" else row["embedding_scale"],
+        "embedding_width": None if row["embedding_width"] == row["hidden_size"] else row["embedding_width"],
+        "learned_positions": (
+            row["max_position_embeddings"] + row["position_offset"] if family.position == "learned" else None
+        ),
+    }
+
+
+def _norm(row: Mapping[str, Any]) -> NormConfig:
+    return NormConfig(
+        eps=row["norm_eps"],
+        kind=row["norm"],
+        weight=row["norm_weight"],
+        bias=row["norm_bias"],
+        offset=row["norm_offset"],
+    )
+
+
+def _read_heads(reader: ConfigReader, row: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return (heads, key/value heads, head_dim), derived where config.json has null or nothing."""
+    heads, hidden = row["num_attention_heads"], row["hidden_size"]
+    kv_heads = row["num_key_value_heads"] or heads
+    if heads % kv_heads:
+        raise reader.fail(
+            ConfigError,
+            f"num_attention_heads ({heads}) is not a multiple of num_key_value_heads ({kv_heads})",
+        )
+    if row["head_dim"] is None and hidden % heads:
+        raise reader.fail(
+            ConfigError,
+            f"hidden_size ({hidden}) is not a multiple of num_attention_heads ({heads}), and head_dim is absent",
+        )
+    return heads, kv_heads, row["head_dim"] or hidden // heads
+
+
+def _activation(reader: ConfigReader, name: str) -> str:
+    name = _ALIASES.get(name, name)
+    if name not in ACTIVATIONS:
+        raise reader.fail(
+            UnsupportedModelError,
+            f"the activation {name!r} is not computed by tinyllm ({', '.join(ACTIVATIONS)})",
+        )
+    return name
+
+
+def _read_ropes(
+    reader: ConfigReader, family: Family, row: Mapping[str, Any], layer_types: tuple[str, ...]
+) -> tuple[RopeConfig, ...]:
+    if family.position != "rope":
+        return ()
+    return read_rope(
+        reader,
+        head_dim=row["head_dim"],
+        max_positions=row["max_position_embeddings"],
+        original=row["original_max_position_embeddings"],
+        layer_types=layer_types,
+        default_theta=family.rope_theta,
+        local_theta=row["local_theta"],
+        local_kind=SLIDING,
+        partial=row["partial_rotary_factor"],
+        dims=row["rotary_dims"],
+        interleaved=row["rope_interleaved"],
+    )
+
+
+def _attention(row: Mapping[str, Any], *, normed: bool, scaled: bool) -> AttentionConfig:
+    return AttentionConfig(
+        num_heads=row["num_attention_heads"],
+        num_kv_heads=row["num_key_value_heads"],
+        head_dim=row["head_dim"],
+        scale=row["head_dim"] ** -0.5 if row["attention_scale"] is None else row["attention_scale"],
+        rope=row["rope"],
+        reach=row["reach"],
+        qkv_bias=row["qkv_bias"],
+        output_bias=row["output_bias"],
+        qk_norm=_qk_norm(row) if normed else None,
+        bias=row["alibi"],
+        softcap=row["softcap"],
+        sinks=row["sinks"],
+        clip=row["clip"],
+        gate=row["gate"],
+        query_scaling=row["query_scaling"] if scaled else None,
+    )
+
+
+def _qk_norm(row: Mapping[str, Any]) -> QkNorm | None:
+    if row["qk_norm"] is None:
+        return None
+    norm: NormConfig = row["norm"]
+    if not row["qk_norm_weight"]:
+        norm = NormConfig(norm.eps, norm.kind, weight=False)
+    return QkNorm(norm, row["qk_norm"], row["qk_norm_after_rope"])
+
+
+def _feed_forwards(reader: ConfigReader, family: Family, row: Mapping[str, Any]) -> list[MLPConfig | MoeConfig]:
+    """Return what each layer has, of which only those with experts read the keys of experts."""
+    count = row["num_hidden_layers"]
+    dense = _mlp(row, row["intermediate_size"], bias=row["mlp_bias"])
+    if family.experts is None:
+        return [dense] * count
+    sparse = family.experts.layers(reader, count)
+    mixture = _mixture(reader, family.experts, row)
+    return [mixture if here else dense for here in sparse]
+
+
+def _mlp(row: Mapping[str, Any], width: int, *, bias: bool) -> MLPConfig:
+    return MLPConfig(width, row["activation"], bias=bias, gated=row["gated"], limit=row["limit"])
+
+
+def _mixture(reader: ConfigReader, experts: Experts, row: Mapping[str, Any]) -> MoeConfig:
+    said = resolve(experts, reader)
+    names = ("num_experts", "top_k", "scoring", "renormalise", "scale", "groups", "top_groups", "group_score")
+    router = RouterConfig(
+        **{name: said[name] for name in (*names, "selection_bias", "scales_input", "epsilon")},
+        bias=said["router_bias"],
+    )
+    if router.top_k > router.num_experts:
+        raise reader.fail(ConfigError, f"{router.top_k} experts a token are asked for, of {router.num_experts}")
+    if router.num_experts % router.groups or not 0 < router.top_groups <= router.groups:
+        raise reader.fail(
+            ConfigError,
+            f"{router.top_groups} of {router.groups} groups of {router.num_experts} experts make no sense",
+        )
+    width = said["shared_size"]
+    if said["shared_experts"] is not None:
+        width = said["shared_experts"] * said["intermediate_size"]
+    return MoeConfig(
+        router=router,
+        expert=_mlp(row, said["intermediate_size"], bias=said["bias"]),
+        shared=_mlp(row, width, bias=said["bias"]) if width else None,
+        shared_gate=said["shared_gate"],
+    )

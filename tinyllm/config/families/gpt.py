@@ -1,0 +1,7 @@
+"""The families that came before Llama. No mlx."""
+
+from __future__ import annotations
+
+from tinyllm.config.family import Family
+
+ROWS: tuple[Family, ...] = ()

@@ -1,0 +1,7 @@
+"""Layers with a recurrent state beside others that attend. No mlx."""
+
+from __future__ import annotations
+
+from tinyllm.config.family import Family
+
+ROWS: tuple[Family, ...] = ()

@@ -1,0 +1,28 @@
+"""The table of model families: how each `model_type` writes its config.json and names its tensors. No mlx."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+
+from tinyllm.config.families import experts, gemma, gpt, hybrid, latent, llama
+from tinyllm.config.family import Family
+from tinyllm.config.reader import ConfigReader, Key
+from tinyllm.errors import UnsupportedModelError
+
+FAMILIES: Mapping[str, Family] = {
+    family.model_type: family
+    for family in (*llama.ROWS, *gemma.ROWS, *gpt.ROWS, *experts.ROWS, *latent.ROWS, *hybrid.ROWS)
+}
+
+
+def family_of(reader: ConfigReader) -> Family:
+    """Find the row for the file's `model_type`; UnsupportedModelError names the nearest known ones."""
+    model_type = reader.read(Key("model_type", str))
+    if model_type not in FAMILIES:
+        near = get_close_matches(model_type, FAMILIES, n=3, cutoff=0.5) or sorted(FAMILIES)
+        raise reader.fail(
+            UnsupportedModelError,
+            f"model_type {model_type!r} is not one that tinyllm runs; the nearest that it does: {', '.join(near)}",
+        )
+    return FAMILIES[model_type]

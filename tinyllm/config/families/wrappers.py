@@ -1,0 +1,46 @@
+"""Multimodal models whose text model is run. No mlx."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Wrapper:
+    """A multimodal `model_type` whose text model stands under `text_config`, run here without its other towers."""
+
+    model_type: str
+    text_prefixes: tuple[str, ...]  # of tensor names, longest first: "model." follows in their place
+    skipped: tuple[str, ...]  # prefixes of tensors that belong to the other towers
+    tie_word_embeddings: bool  # where neither config says
+    inert: frozenset[str] = frozenset()
+
+
+WRAPPERS: Mapping[str, Wrapper] = {
+    wrapper.model_type: wrapper
+    for wrapper in (
+        Wrapper(
+            "mistral3",
+            text_prefixes=("model.language_model.", "language_model.model."),
+            skipped=(
+                "model.vision_tower.",
+                "model.multi_modal_projector.",
+                "vision_tower.",
+                "multi_modal_projector.",
+            ),
+            tie_word_embeddings=True,
+            inert=frozenset(
+                {
+                    "vision_config",
+                    "image_token_index",
+                    "image_token_id",
+                    "vision_feature_layer",
+                    "projector_hidden_act",
+                    "multimodal_projector_bias",
+                    "spatial_merge_size",
+                }
+            ),
+        ),
+    )
+}

@@ -1,0 +1,207 @@
+"""What one layer of a decoder computes, as frozen values. No mlx."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tinyllm.config.reach import Reach
+from tinyllm.config.rope import RopeConfig
+
+Placement = Literal["pre", "post", "branch", "sandwich", "parallel"]
+
+
+@dataclass(frozen=True)
+class NormConfig:
+    """RMSNorm or LayerNorm over the last axis, times (`offset` + weight) where it has a weight, plus its bias."""
+
+    eps: float
+    kind: Literal["rms", "layer"] = "rms"
+    weight: bool = True
+    bias: bool = False
+    offset: float = 0.0
+
+
+@dataclass(frozen=True)
+class QkNorm:
+    """The norms of q and of k. `over` a head with a weight for all, each of the "heads" with its own, or the "whole".
+
+    `after_rope` says whether positions come first.
+    """
+
+    norm: NormConfig
+    over: Literal["head", "heads", "whole"] = "head"
+    after_rope: bool = False
+
+
+@dataclass(frozen=True)
+class QueryScaling:
+    """Queries at position p times 1 + beta log(1 + floor((p + shift) / every)): Llama 4's temperature tuning."""
+
+    beta: float
+    every: int
+    shift: int = 0
+
+
+@dataclass(frozen=True)
+class Alibi:
+    """Scores plus slope * (key - query), the slopes by head (arXiv 2108.12409), times `factor`.
+
+    The least slope is 2 ** -`most`. For numbers of heads that are no power of two the slopes come in another order
+    where they are `interleaved` (MPT). `rounded` has the products of slope and position in bfloat16, as Falcon was
+    trained.
+    """
+
+    most: float = 8.0
+    factor: float = 1.0
+    rounded: bool = False
+    interleaved: bool = False
+
+
+@dataclass(frozen=True)
+class Sandwich:
+    """Scores plus the inner product of sinusoidal positions, of `dims` elements, times a head's slope.
+
+    arXiv 2212.10356: position p has sin(p / 10000 ** (2 i / dims)) and the cosine, for i < dims / 2. The slope of head
+    h of n, from 1 on, is n / (8 h). Products are less their value at distance 0, which a softmax does not notice.
+    """
+
+    dims: int
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """Attention of heads in groups that share keys and values (arXiv 2305.13245); `rope` None rotates nothing."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    rope: RopeConfig | None
+    reach: Reach | None = None
+    qkv_bias: bool = False
+    output_bias: bool = False
+    qk_norm: QkNorm | None = None
+    bias: Alibi | Sandwich | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    clip: float | None = None
+    gate: bool = False
+    query_scaling: QueryScaling | None = None
+
+
+@dataclass(frozen=True)
+class LatentAttentionConfig:
+    """Multi-head latent attention (arXiv 2405.04434): a latent and one rotated key are all that a token leaves behind.
+
+    `query_rank` None has q from the hidden state in one product.
+    """
+
+    num_heads: int
+    query_rank: int | None
+    latent_rank: int
+    plain_dim: int  # of q and k, the part that is not rotated
+    value_dim: int
+    scale: float
+    rope: RopeConfig
+    norm: NormConfig
+    qkv_bias: bool = False
+    output_bias: bool = False
+    reach: Reach | None = None
+    query_scaling: QueryScaling | None = None
+
+
+@dataclass(frozen=True)
+class DeltaConfig:
+    """Linear attention by the gated delta rule (arXiv 2412.06464), after a short causal convolution."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+    norm: NormConfig
+    activation: str = "silu"
+
+
+@dataclass(frozen=True)
+class ConvConfig:
+    """A gated short causal convolution (LFM2): out(c * conv(b * x)) for the three parts of one projection."""
+
+    width: int
+    kernel: int
+    bias: bool
+
+
+Mixer = AttentionConfig | LatentAttentionConfig | DeltaConfig | ConvConfig
+
+
+def rope_of(mixer: Mixer) -> RopeConfig | None:
+    """Return how a layer rotates its queries and keys, None where it does not."""
+    return mixer.rope if isinstance(mixer, AttentionConfig | LatentAttentionConfig) else None
+
+
+@dataclass(frozen=True)
+class MLPConfig:
+    """A feed-forward network: down(activation(gate(x)) * up(x)), or down(activation(up(x))) unless it is `gated`.
+
+    With a `limit`, gate and up are clipped to it, and the product is (up + 1) gate sigmoid(1.702 gate) (gpt-oss).
+    """
+
+    intermediate_size: int
+    activation: str
+    bias: bool = False
+    gated: bool = True
+    limit: float | None = None
+
+
+@dataclass(frozen=True)
+class RouterConfig:
+    """How `top_k` experts are chosen and weighed.
+
+    Scores are the softmax over all experts, over the chosen ones only ("chosen"), or each expert's sigmoid. With
+    `selection_bias` they are chosen, not weighed, by score + bias. Of `groups` of experts only the `top_groups` best
+    are chosen from, by their best score, or by the sum of their two best. Weights are divided by their sum if
+    `renormalise`, and then times `scale`. `scales_input` weighs what goes into an expert in place of what comes out.
+    """
+
+    num_experts: int
+    top_k: int
+    scoring: Literal["softmax", "chosen", "sigmoid"] = "softmax"
+    renormalise: bool = False
+    scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    group_score: Literal["best", "two best"] = "best"
+    selection_bias: bool = False
+    bias: bool = False
+    scales_input: bool = False
+    epsilon: float = 0.0
+
+
+@dataclass(frozen=True)
+class MoeConfig:
+    """A mixture of experts, each like `expert`, and what all tokens take beside them (`gated`: times a sigmoid)."""
+
+    router: RouterConfig
+    expert: MLPConfig
+    shared: MLPConfig | None = None
+    shared_gate: bool = False
+
+
+@dataclass(frozen=True)
+class LayerConfig:
+    """All that one block computes.
+
+    Norms stand before each branch ("pre"), after the sum ("post"), after each branch ("branch"), before and after
+    ("sandwich"), or before both branches, which then read the same x ("parallel"; `shared_norm` has one for both).
+    A branch is added times `branch_scale`, to the residual times `residual_scale` (DeepNorm's alpha).
+    """
+
+    attention: Mixer
+    feed_forward: MLPConfig | MoeConfig
+    norm: NormConfig
+    placement: Placement = "pre"
+    shared_norm: bool = False
+    branch_scale: float = 1.0
+    residual_scale: float = 1.0

@@ -1,0 +1,76 @@
+"""From the names of tensors in a checkpoint's files to canonical ones, Llama's. No mlx."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tinyllm.config.families.wrappers import Wrapper
+from tinyllm.config.family import Family
+from tinyllm.config.fused import Piece
+from tinyllm.config.layers import LayerConfig
+
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,9})(?:\.|$)")
+_EXPERT = re.compile(r"\.experts\.(\d{1,9})\.")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a tensor of a file is: the canonical tensor `name`, or with an `expert` that one's part of it.
+
+    It is `transposed` first, and then a `piece` of the file's is taken.
+    """
+
+    name: str
+    piece: Piece | None = None
+    transposed: bool = False
+    expert: int | None = None
+
+
+def layer_number(name: str) -> int | None:
+    """Return which layer a canonical name stands in."""
+    found = _LAYER.search(name)
+    return None if found is None else int(found[1])
+
+
+def canonical_name(name: str, family: Family, wrapper: Wrapper | None) -> str | None:
+    """Rename a tensor or module; None where it is of another part than the text model."""
+    if wrapper is not None:
+        if name.startswith(wrapper.skipped):
+            return None
+        for prefix in wrapper.text_prefixes:
+            if name.startswith(prefix):
+                name = "model." + name.removeprefix(prefix)
+                break
+        name = name.removeprefix("language_model.")
+    name = family.canonical_name(name)
+    return None if family.skipped is not None and re.search(family.skipped, name) else name
+
+
+def targets(
+    name: str, family: Family, wrapper: Wrapper | None, layers: Sequence[LayerConfig], extra_layers: int
+) -> tuple[Target, ...]:
+    """Return all that a tensor of a file is; nothing where it is of another part, or of a layer after the last."""
+    canonical = canonical_name(name, family, wrapper)
+    if canonical is None:
+        return ()
+    number = layer_number(canonical)
+    if number is not None and len(layers) <= number < len(layers) + extra_layers:
+        return ()
+    found = _EXPERT.search(canonical)
+    expert = None if found is None else int(found[1])
+    canonical = _EXPERT.sub(".experts.", canonical, count=1)
+    module, _, leaf = canonical.rpartition(".")
+    transposed = (
+        leaf == "weight" and family.transposed is not None and re.search(family.transposed, module) is not None
+    )
+    if number is not None and number < len(layers):
+        for split in family.splits:
+            if module.endswith(split.module):
+                parent = module.rpartition(".")[0]
+                pieces = split.pieces(layers[number], module)
+                return tuple(
+                    Target(f"{parent}.{part}.{leaf}", piece, transposed, expert) for part, piece in pieces.items()
+                )
+    return (Target(canonical, None, transposed, expert),)

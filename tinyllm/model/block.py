@@ -1,0 +1,147 @@
+"""The blocks of a decoder: attention and feed-forward, and where their norms stand."""
+
+from __future__ import annotations
+
+from tinyllm._mx import mx
+from tinyllm.checkpoint.weights import WeightStore
+from tinyllm.config.config import Config
+from tinyllm.config.layers import AttentionConfig, LatentAttentionConfig, LayerConfig
+from tinyllm.config.tensors import norm_names
+from tinyllm.errors import UnsupportedModelError
+from tinyllm.kv.cache import LayerCache
+from tinyllm.model.attention import Attention
+from tinyllm.model.latent_attention import LatentAttention
+from tinyllm.model.mlp import MLP
+from tinyllm.model.moe import Moe
+from tinyllm.model.norm import Norm, make_norm
+from tinyllm.ops.features import ModelFeatures
+from tinyllm.ops.rope import Offset
+
+
+class TransformerBlock:
+    """One pre-norm layer: norm, attention, add; norm, feed-forward, add."""
+
+    input_layernorm: Norm
+    post_attention_layernorm: Norm
+
+    def __init__(self, layer_idx: int, config: Config, weights: WeightStore, features: ModelFeatures) -> None:
+        prefix = f"model.layers.{layer_idx}"
+        layer = config.layers[layer_idx]
+        for name in norm_names(layer):
+            setattr(self, name, make_norm(f"{prefix}.{name}", layer.norm, weights, features))
+        self.self_attn = make_mixer(prefix, config, weights, features)
+        feed_forward = Moe if config.is_moe_layer(layer_idx) else MLP
+        self.mlp: MLP | Moe = feed_forward(f"{prefix}.mlp", config, weights, features)
+        self._layer = layer
+
+    def __call__(
+        self,
+        x: mx.array,
+        offset: Offset,
+        cache: LayerCache | None,
+        mask: mx.array | None = None,
+    ) -> mx.array:
+        """Map x (batch, seq, hidden) at positions from `offset` on to the same shape, appending to `cache`."""
+        x = x + self.self_attn(self.input_layernorm(x), offset, cache, mask)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class ScaledBlock(TransformerBlock):
+    """The same, with each branch times a scale (Granite)."""
+
+    def __call__(
+        self, x: mx.array, offset: Offset, cache: LayerCache | None, mask: mx.array | None = None
+    ) -> mx.array:
+        """As `TransformerBlock`."""
+        scale = self._layer.branch_scale
+        x = x + scale * self.self_attn(self.input_layernorm(x), offset, cache, mask)
+        return x + scale * self.mlp(self.post_attention_layernorm(x))
+
+
+class PostNormBlock(TransformerBlock):
+    """The original order (arXiv 1706.03762): attention, add, norm; feed-forward, add, norm.
+
+    DeepNorm (arXiv 2203.00555) multiplies the residual by alpha.
+    """
+
+    def __call__(
+        self, x: mx.array, offset: Offset, cache: LayerCache | None, mask: mx.array | None = None
+    ) -> mx.array:
+        """As `TransformerBlock`."""
+        alpha = self._layer.residual_scale
+        x = self.input_layernorm(alpha * x + self.self_attn(x, offset, cache, mask))
+        return self.post_attention_layernorm(alpha * x + self.mlp(x))
+
+
+class BranchNormBlock(TransformerBlock):
+    """Norms of what each branch gives (OLMo 2): attention, norm, add; feed-forward, norm, add."""
+
+    post_feedforward_layernorm: Norm
+
+    def __call__(
+        self, x: mx.array, offset: Offset, cache: LayerCache | None, mask: mx.array | None = None
+    ) -> mx.array:
+        """As `TransformerBlock`."""
+        x = x + self.post_attention_layernorm(self.self_attn(x, offset, cache, mask))
+        return x + self.post_feedforward_layernorm(self.mlp(x))
+
+
+class SandwichBlock(BranchNormBlock):
+    """Norms before and after each branch (Gemma 2)."""
+
+    pre_feedforward_layernorm: Norm
+
+    def __call__(
+        self, x: mx.array, offset: Offset, cache: LayerCache | None, mask: mx.array | None = None
+    ) -> mx.array:
+        """As `TransformerBlock`."""
+        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), offset, cache, mask))
+        return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+
+
+class ParallelBlock(TransformerBlock):
+    """Both branches of the same x (GPT-J), each with its norm or both with one."""
+
+    def __call__(
+        self, x: mx.array, offset: Offset, cache: LayerCache | None, mask: mx.array | None = None
+    ) -> mx.array:
+        """As `TransformerBlock`."""
+        normal = self.input_layernorm(x)
+        other = normal if self._layer.shared_norm else self.post_attention_layernorm(x)
+        return x + self.self_attn(normal, offset, cache, mask) + self.mlp(other)
+
+
+_BLOCKS: dict[str, type[TransformerBlock]] = {
+    "pre": TransformerBlock,
+    "post": PostNormBlock,
+    "branch": BranchNormBlock,
+    "sandwich": SandwichBlock,
+    "parallel": ParallelBlock,
+}
+
+
+def make_block(layer_idx: int, config: Config, weights: WeightStore, features: ModelFeatures) -> TransformerBlock:
+    """Return the block of a layer, of the kind that its config asks for."""
+    return block_of(config.layers[layer_idx])(layer_idx, config, weights, features)
+
+
+def block_of(layer: LayerConfig) -> type[TransformerBlock]:
+    """Return the class of a layer's block. Raises UnsupportedModelError for what no block computes."""
+    scaled, deep = layer.branch_scale != 1, layer.residual_scale != 1
+    if (scaled and layer.placement != "pre") or (deep and layer.placement != "post"):
+        raise UnsupportedModelError(f"norms of placement {layer.placement!r} and scaled branches do not go together")
+    return ScaledBlock if scaled else _BLOCKS[layer.placement]
+
+
+Mixer = Attention | LatentAttention
+
+
+def make_mixer(prefix: str, config: Config, weights: WeightStore, features: ModelFeatures) -> Mixer:
+    """Return what mixes the positions in the layer that `prefix` ("model.layers.0") stands for."""
+    match config.layer_at(prefix).attention:
+        case AttentionConfig():
+            return Attention(f"{prefix}.self_attn", config, weights, features)
+        case LatentAttentionConfig():
+            return LatentAttention(f"{prefix}.self_attn", config, weights, features)
+        case other:
+            raise UnsupportedModelError(f"{type(other).__name__} is not computed by tinyllm")

@@ -1,0 +1,74 @@
+"""Multi-head latent attention (arXiv 2405.04434): heads whose keys and values are products of one small latent.
+
+The products of the latent are never made. A query is multiplied by the matrix of its head's keys instead, and what
+was attended by the matrix of its values; so all heads share one key, the latent and its rotated part, and one value,
+the latent alone. A token leaves behind as much as a single head does.
+"""
+
+from __future__ import annotations
+
+from tinyllm._mx import mx
+from tinyllm.checkpoint.weights import WeightStore
+from tinyllm.config.config import Config
+from tinyllm.config.layers import LatentAttentionConfig
+from tinyllm.errors import ConfigError
+from tinyllm.kv.cache import LayerCache
+from tinyllm.kv.full import TinyKvFullCache
+from tinyllm.model.attention import make_rope, make_spec, scaled_queries
+from tinyllm.model.linear import Linear
+from tinyllm.model.norm import Norm, make_norm
+from tinyllm.ops.features import ModelFeatures
+from tinyllm.ops.rope import Offset
+
+
+class LatentAttention:
+    """The attention of the layer that `prefix` ("model.layers.0.self_attn") stands in."""
+
+    def __init__(self, prefix: str, config: Config, weights: WeightStore, features: ModelFeatures) -> None:
+        shape = config.layer_at(prefix).attention
+        if not isinstance(shape, LatentAttentionConfig):
+            raise ConfigError(f"{prefix} is not latent attention, but {type(shape).__name__}")
+        self._shape = shape
+        self._query: list[Linear | Norm]
+        if shape.query_rank is None:
+            self._query = [Linear((f"{prefix}.q_proj",), weights, features)]
+        else:
+            self._query = [
+                Linear((f"{prefix}.q_a_proj",), weights, features),
+                make_norm(f"{prefix}.q_a_layernorm", shape.norm, weights, features),
+                Linear((f"{prefix}.q_b_proj",), weights, features),
+            ]
+        self._latent = Linear((f"{prefix}.kv_a_proj_with_mqa",), weights, features)
+        self._latent_norm = make_norm(f"{prefix}.kv_a_layernorm", shape.norm, weights, features)
+        expand = weights.dense(f"{prefix}.kv_b_proj").reshape(shape.num_heads, -1, shape.latent_rank)
+        self._keys, self._values = (mx.contiguous(part) for part in mx.split(expand, [shape.plain_dim], axis=1))
+        mx.eval(self._keys, self._values)
+        self._output = Linear((f"{prefix}.o_proj",), weights, features)
+        self._rope = make_rope(shape, features)
+        self._spec = make_spec(shape, features)
+
+    def __call__(
+        self,
+        x: mx.array,
+        offset: Offset = 0,
+        cache: LayerCache | None = None,
+        mask: mx.array | None = None,
+    ) -> mx.array:
+        """Map x (batch, seq, hidden), which starts at position `offset`, to the same shape, through `cache`."""
+        shape, (batch, seq, _) = self._shape, x.shape
+        q = x
+        for step in self._query:
+            q = step(q)
+        q = q.reshape(batch, seq, shape.num_heads, -1).swapaxes(1, 2)
+        plain, turned = mx.split(q, [shape.plain_dim], axis=-1)
+        latent, key = mx.split(self._latent(x), [shape.latent_rank], axis=-1)
+        latent = self._latent_norm(latent)
+        assert self._rope is not None
+        turned, key = self._rope(turned, offset), self._rope(key[:, None], offset)
+        q = mx.concatenate([plain @ self._keys, turned], axis=-1)
+        if shape.query_scaling is not None:
+            q = scaled_queries(q, offset, shape.query_scaling)
+        k = mx.concatenate([latent[:, None], key], axis=-1)
+        attended = (cache or TinyKvFullCache()).attend(q, k, None, self._spec, mask)
+        values = attended @ self._values.swapaxes(-1, -2)
+        return self._output(values.swapaxes(1, 2).reshape(batch, seq, -1))

@@ -1,0 +1,93 @@
+"""Mixtures of experts (arXiv 1701.06538): each token goes through few of many feed-forward networks."""
+
+from __future__ import annotations
+
+from tinyllm._mx import mx
+from tinyllm.checkpoint.weights import WeightStore
+from tinyllm.config.config import Config
+from tinyllm.config.layers import MoeConfig
+from tinyllm.errors import ConfigError
+from tinyllm.model.linear import Linear, expert_linear, linear, linear_of
+from tinyllm.model.mlp import MLP, activation_of
+from tinyllm.ops.features import ModelFeatures
+from tinyllm.ops.routing import route
+
+
+class Moe:
+    """The experts of the layer that `prefix` ("model.layers.0.mlp") stands in, and what they share."""
+
+    def __init__(self, prefix: str, config: Config, weights: WeightStore, features: ModelFeatures) -> None:
+        shape = config.layer_at(prefix).feed_forward
+        if not isinstance(shape, MoeConfig):
+            raise ConfigError(f"{prefix} has no experts")
+        self._router = shape.router
+        self._gate = Linear((f"{prefix}.gate",), weights, features)
+        self._bias = weights.tensor(f"{prefix}.gate.e_score_correction_bias") if shape.router.selection_bias else None
+        self._experts = Experts(f"{prefix}.experts", shape, weights, features)
+        self._shared = None
+        self._shared_gate = None
+        if shape.shared is not None:
+            self._shared = MLP(f"{prefix}.shared_expert", config, weights, features, shape.shared)
+            if shape.shared_gate:
+                self._shared_gate = Linear((f"{prefix}.shared_expert_gate",), weights, features)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """Map x (batch, seq, hidden) to the same shape."""
+        tokens = x.reshape(-1, x.shape[-1])
+        experts, scores = route(self._gate(tokens), self._router, self._bias)
+        y = self._experts(tokens, experts, scores.astype(x.dtype)).reshape(x.shape)
+        if self._shared is None:
+            return y
+        shared = self._shared(x)
+        return y + (shared if self._shared_gate is None else shared * mx.sigmoid(self._shared_gate(x)))
+
+
+class Experts:
+    """The weights of all experts of a layer, stacked."""
+
+    def __init__(self, prefix: str, shape: MoeConfig, weights: WeightStore, features: ModelFeatures) -> None:
+        parts = tuple(f"{prefix}.{part}_proj" for part in (("gate", "up") if shape.expert.gated else ("up",)))
+        joined = features.fused_projections and weights.joinable(*parts)
+        self._up = [weights.linear(*group) for group in ([parts] if joined else [(part,) for part in parts])]
+        self._down = weights.linear(f"{prefix}.down_proj")
+        self._split = len(parts)
+        self._count = shape.router.num_experts
+        self._scales_input = shape.router.scales_input
+        self._activate = activation_of(shape.expert, features)
+        self._gathered = features.gathered_experts
+        self._fused = features.quantized_matmul
+
+    def __call__(self, x: mx.array, experts: mx.array, scores: mx.array) -> mx.array:
+        """Send x (tokens, hidden) through each token's `experts`, weighed by `scores`, (tokens, top_k) both."""
+        return (self._sorted if self._gathered else self._one_by_one)(x, experts, scores)
+
+    def _sorted(self, x: mx.array, experts: mx.array, scores: mx.array) -> mx.array:
+        """Sort (token, expert) pairs by the expert, so that each expert's rows are one product."""
+        tokens, top_k = experts.shape
+        order = mx.argsort(experts.flatten())
+        numbers = experts.flatten()[order]
+        rows = x[order // top_k]
+        if self._scales_input:
+            rows = rows * scores.flatten()[order][:, None]
+        up = [expert_linear(rows, weight, numbers, in_order=True) for weight in self._up]
+        y = expert_linear(self._activated(up), self._down, numbers, in_order=True)
+        y = y[mx.argsort(order)].reshape(tokens, top_k, -1)
+        return y.sum(axis=1) if self._scales_input else (y * scores[..., None]).sum(axis=1)
+
+    def _one_by_one(self, x: mx.array, experts: mx.array, scores: mx.array) -> mx.array:
+        """Send all tokens through each expert, with a weight of zero where it is none of theirs."""
+        total = mx.zeros_like(x)
+        for expert in range(self._count):
+            score = mx.where(experts == expert, scores, 0).sum(axis=-1, keepdims=True)
+            rows = x * score if self._scales_input else x
+            y = self._through(rows, expert)
+            total = total + (mx.where(score != 0, y, 0) if self._scales_input else y * score)
+        return total
+
+    def _through(self, x: mx.array, expert: int) -> mx.array:
+        up = [linear(x, linear_of(weight, expert), fused=self._fused) for weight in self._up]
+        return linear(self._activated(up), linear_of(self._down, expert), fused=self._fused)
+
+    def _activated(self, up: list[mx.array]) -> mx.array:
+        parts = up if len(up) == self._split else mx.split(up[0], self._split, axis=-1)
+        return self._activate(*parts)
