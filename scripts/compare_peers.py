@@ -41,8 +41,8 @@ MODULES = {"tinyllm": "tinyllm.llm", "mlx-lm": "mlx_lm", "transformers": "transf
 TURNS = {"history": 1500, "answer": 16, "message": 30}
 CROWD = {"requests": 64, "prefix": 512, "own": 160, "answer": 8, "share": 0.4}
 PRODUCTS = {"prompt": 64}
-# What `tinyllm bench` is asked to measure of pages: tests, and modes in turns. Each repetition reads all tokens before
-# those that are timed anew, which takes minutes: so fewer repetitions than elsewhere.
+# What `tinyllm bench` is asked to measure of pages: tests, and modes in turns. Each repetition first reads all tokens
+# before those that are timed, which takes minutes: so fewer repetitions than elsewhere.
 PAGES_REPETITIONS = 2
 PAGES = (
     (["-p", "0", "-n", "32", "-d", "130,2100,5000"], "paged,dense"),

@@ -8,7 +8,7 @@ import golden_gpt
 import golden_hybrid
 import golden_latent
 import golden_llama
-from golden_case import LINEAR, LLAMA3, LONG, PAST_WINDOW, QWEN_WINDOW, RAMP, SMALL, WIDE_HEADS, YARN, Case, rope
+from golden_case import LINEAR, LLAMA3, LONG, PAST_WINDOW, QWEN_WINDOW, RAMP, WIDE_HEADS, YARN, Case, rope
 
 _CASES = (
     Case("llama", "Llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),

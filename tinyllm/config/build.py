@@ -33,7 +33,7 @@ def read_model(reader: ConfigReader, family: Family) -> dict[str, Any]:
         if name in reader.values and not accepts(reader.take(name)):
             raise reader.fail(UnsupportedModelError, f"{name} = {reader.values[name]!r} is not computed by tinyllm")
     count, theta = row["num_hidden_layers"], family.rope_theta
-    heads, kv_heads, head_dim = _read_heads(reader, row)
+    kv_heads, head_dim = _read_heads(reader, row)
     row |= {
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
@@ -90,8 +90,8 @@ def _norm(row: Mapping[str, Any]) -> NormConfig:
     )
 
 
-def _read_heads(reader: ConfigReader, row: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Return (heads, key/value heads, head_dim), derived where config.json has null or nothing."""
+def _read_heads(reader: ConfigReader, row: Mapping[str, Any]) -> tuple[int, int]:
+    """Return (key/value heads, head_dim), derived where config.json has null or nothing."""
     heads, hidden = row["num_attention_heads"], row["hidden_size"]
     kv_heads = row["num_key_value_heads"] or heads
     if heads % kv_heads:
@@ -104,7 +104,7 @@ def _read_heads(reader: ConfigReader, row: Mapping[str, Any]) -> tuple[int, int,
             ConfigError,
             f"hidden_size ({hidden}) is not a multiple of num_attention_heads ({heads}), and head_dim is absent",
         )
-    return heads, kv_heads, row["head_dim"] or hidden // heads
+    return kv_heads, row["head_dim"] or hidden // heads
 
 
 def _activation(reader: ConfigReader, name: str) -> str:

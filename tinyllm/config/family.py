@@ -14,8 +14,8 @@ from typing import Any
 
 from tinyllm.config.fused import Split
 from tinyllm.config.layers import Alibi, Mixer, Placement
+from tinyllm.config.reach import Chunk, Reach, Window
 from tinyllm.config.reader import ConfigReader, Key
-from tinyllm.config.reach import Reach, Chunk, Window
 from tinyllm.errors import ConfigError, UnsupportedModelError
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"

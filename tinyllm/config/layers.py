@@ -62,8 +62,8 @@ class Alibi:
 class Sandwich:
     """Scores plus the inner product of sinusoidal positions, of `dims` elements, times a head's slope.
 
-    arXiv 2212.10356: position p has sin(p / 10000 ** (2 i / dims)) and the cosine, for i < dims / 2. The slope of head
-    h of n, from 1 on, is n / (8 h). Products are less their value at distance 0, which a softmax does not notice.
+    arXiv 2212.10356: position p has sin(p / 10000 ** (2 i / dims)) and the cosine, for i < dims / 2. The slope of
+    head h of n, from 1 on, is n / (8 h). Products are less their value at distance 0, which no softmax notices.
     """
 
     dims: int
@@ -92,7 +92,7 @@ class AttentionConfig:
 
 @dataclass(frozen=True)
 class LatentAttentionConfig:
-    """Multi-head latent attention (arXiv 2405.04434): a latent and one rotated key are all that a token leaves behind.
+    """Multi-head latent attention (arXiv 2405.04434): a token leaves behind a latent and one rotated key.
 
     `query_rank` None has q from the hidden state in one product.
     """

@@ -31,8 +31,8 @@ _LEAST_GROWTH = 8  # pages
 class TinyKvPagedPool:
     """The pages of one kind of layer: `arrays` has of each of its `layers` one for the keys and one for the values.
 
-    Latent attention has one alone, in which both are. The arrays grow stepwise, as pages are handed out, up to the manager's ceiling for this `kind`. Without a manager
-    the pool has one of its own, and no ceiling.
+    Latent attention has one alone, in which both are. The arrays grow stepwise, as pages are handed out, up to the
+    manager's ceiling for this `kind`. Without a manager the pool has one of its own, and no ceiling.
     """
 
     def __init__(
@@ -307,8 +307,8 @@ def rounded_up(n: int) -> int:
 class TinyKvPagedStep:
     """One layer's pool within one decode step of several rows, each of one token and of a sequence of its own.
 
-    `arrays` are those of the pool after the write: whoever made the step puts them back. `positions` (rows,) are those
-    of the tokens, `seen` is what `Placement.mask` gives, or what is added to scores in its place.
+    `arrays` are those of the pool after the write: whoever made the step puts them back. `positions` (rows,) are
+    those of the tokens, `seen` is what `Placement.mask` gives, or what is added to scores in its place.
     """
 
     offset = None  # each row has its own

@@ -40,8 +40,8 @@ class IntegrityError(AssertionError):
 class PageKind:
     """What the layers of one kind have in common here.
 
-    `reach` is how far a query sees (None: all positions before it). `ceiling` is how many pages there may ever be, the
-    padding page included.
+    `reach` is how far a query sees (None: all positions before it). `ceiling` is how many pages there may ever be,
+    the padding page included.
     """
 
     reach: Reach | None

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 class ModelFeatures:
     """Each field chooses a fast path; switched off, its readable reference runs instead, with the same logits.
 
-    `fused_projections` multiplies by q, k and v (and by gate and up) as one matrix; `gathered_experts` sorts tokens by
-    expert and multiplies by all in one call, in place of each expert by all tokens. What is None is faster on some
+    `fused_projections` multiplies by q, k and v (and by gate and up) as one matrix; `gathered_experts` sorts tokens
+    by expert and multiplies by all in one call, in place of each expert by all tokens. What is None is faster on some
     devices only, and left to `load_model`, which says `settled`: `fused_activation` compiles gate and up into one
     kernel (and so the exponentials of `polynomial_exp`); `rope_tables` rotates all layers by the same sines, in place
     of `fused_rope`; `polynomial_exp` computes exponentials in plain float32 operations.

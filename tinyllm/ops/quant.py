@@ -32,7 +32,7 @@ def gather_quantized_matmul(
     *,
     in_order: bool,
 ) -> mx.array:
-    """Multiply each x (rows, 1, columns) by the transpose of the matrix that `experts` (rows,) says: (rows, 1, out)."""
+    """Multiply each x (rows, 1, columns) by the transpose of its own of the matrices: (rows, 1, out)."""
     return mx.gather_qmm(
         x,
         packed,
