@@ -13,7 +13,7 @@ from tinyllm.config.families.table import family_of
 from tinyllm.config.families.wrappers import WRAPPERS, Wrapper
 from tinyllm.config.family import Family
 from tinyllm.config.inert import GENERATION, HARMLESS, INERT
-from tinyllm.config.layers import LayerConfig, MoeConfig, NormConfig
+from tinyllm.config.layers import LayerConfig, MoeConfig, NormConfig, rope_of
 from tinyllm.config.names import Target, canonical_name, layer_number, targets
 from tinyllm.config.quantization import QuantizationConfig, read_quantization
 from tinyllm.config.reader import ConfigReader, Key, read_json_object
@@ -85,6 +85,15 @@ class Config:
         outer.discard(wrapper.inert)
         _finish(outer, config.family)
         return config
+
+    @property
+    def rope_boundary(self) -> int | None:
+        """The length beyond which some layer rotates a whole sequence otherwise; see `RopeConfig`."""
+        ropes = [rope_of(layer.attention) for layer in self.layers]
+        boundaries = {rope.boundary for rope in ropes if rope is not None and rope.boundary is not None}
+        if len(boundaries) > 1:
+            raise ConfigError(f"layers are rotated otherwise from different lengths on: {sorted(boundaries)}")
+        return min(boundaries, default=None)
 
     def is_moe_layer(self, i: int) -> bool:
         """Whether layer `i` routes its tokens to experts."""

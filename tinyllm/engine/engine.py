@@ -66,7 +66,9 @@ class Engine:
             prefill_chunk=prefill_chunk,
             share=share and kv == "paged",
         )
-        self.scheduler = Scheduler(self.pools.manager, max_rows=max_rows, prefill_chunk=prefill_chunk)
+        self.scheduler = Scheduler(
+            self.pools.manager, max_rows=max_rows, prefill_chunk=prefill_chunk, regime=self.pools.regime
+        )
         most = model.config.max_position_embeddings if plan is None else plan.context
         self.context = min(most, self.scheduler.capacity + 1)
         self._wired_before: int | None = None

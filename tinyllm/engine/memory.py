@@ -11,6 +11,7 @@ from tinyllm.engine.compiler import Compiler
 from tinyllm.engine.sampling import Arrays, remember
 from tinyllm.engine.scheduler import Chunk, Sequence
 from tinyllm.engine.step import DecodeStep, Layout, Tree, chosen
+from tinyllm.kv.cache import LayerCache
 from tinyllm.kv.full import TinyKvFullCache
 from tinyllm.kv.paged import carry_out_copies, find_places, rounded_up
 from tinyllm.kv.pools import KvPools
@@ -51,6 +52,12 @@ class Memory(Protocol):
         """Set pages, by kind, to zero: what is not finite would reach others even through a weight of zero."""
 
 
+def prefill(model: ModelForCausalLM, chunk: Chunk, caches: Rows[LayerCache]) -> mx.array:
+    """Feed a chunk through a sequence's caches; return the logits (1, vocab) after it."""
+    length = len(chunk.sequence.ids)
+    return model(mx.array([chunk.ids]), chunk.start, caches, logits_to_keep=1, length=length)[:, -1]
+
+
 class PagedMemory:
     """All sequences in the pools of `pools`; a step is one graph over all of its rows, compiled or not."""
 
@@ -67,7 +74,7 @@ class PagedMemory:
     def prefill(self, chunk: Chunk) -> mx.array:
         """Feed a chunk through views of the sequence's pages."""
         caches = self._pools.caches(chunk.sequence.tables)
-        return self._model(mx.array([chunk.ids]), chunk.start, caches, logits_to_keep=1)[:, -1]
+        return prefill(self._model, chunk, caches)
 
     def arrays(self, sequence: Sequence) -> list[mx.array]:
         """Return the arrays of all pools."""
@@ -152,7 +159,7 @@ class DenseMemory:
         if chunk.start == 0:
             self._caches[chunk.sequence.id] = self._model.create_kv_cache()
         caches = self._caches[chunk.sequence.id]
-        return self._model(mx.array([chunk.ids]), chunk.start, caches, logits_to_keep=1)[:, -1]
+        return prefill(self._model, chunk, caches)
 
     def arrays(self, sequence: Sequence) -> list[mx.array]:
         """Return the buffers of the sequence's caches."""

@@ -94,7 +94,7 @@ def save_prefix(engine: Engine, tokens: Sequence[int], path: Path, fingerprint: 
     """
     pools, manager = engine.pools, engine.pools.manager
     _check_shares(manager)
-    pages, length = manager.known(tokens)
+    pages, length = manager.known(tokens, pools.regime(len(tokens)))
     if not length:
         raise PrefixFileError(f"{path}: not written, since nothing of the prompt is computed")
     columns = list(zip(*pages, strict=True))
@@ -119,7 +119,8 @@ def load_prefix(engine: Engine, path: Path, fingerprint: Fingerprint) -> tuple[i
     pools, manager = engine.pools, engine.pools.manager
     _check_shares(manager)
     saved = _SavedPrefix(path, engine, fingerprint)
-    tables = manager.open(())
+    regime = pools.regime(len(saved.tokens))
+    tables = manager.open((), regime)
     try:
         while (start := tables.length) < len(saved.tokens):
             end = min(start + manager.page_size, len(saved.tokens))
@@ -133,7 +134,7 @@ def load_prefix(engine: Engine, path: Path, fingerprint: Fingerprint) -> tuple[i
         manager.drop(tables)  # zeroing is not needed: everything that was written is finite
         raise
     manager.release(tables)
-    _, length = manager.known(saved.tokens)
+    _, length = manager.known(saved.tokens, regime)
     if not length:
         raise PrefixFileError(f"{path}: the KV cache has no room for its {len(saved.tokens):,} tokens")
     return saved.tokens[:length]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from tinyllm.errors import ContextLengthError
@@ -94,12 +94,23 @@ class Scheduler:
     since `add` refuses what the whole pool cannot hold. So it is part of each `Work`, until its finite answer is
     complete and another is the oldest.
 
+    RoPE of some kinds rotates the whole of a sequence otherwise from some length on. `regime` of a length names how,
+    and a sequence that gets there is preempted, with those that are younger, to be computed again.
+
     `next` only reserves: work that is not carried out is offered again. What was computed is told by `prefilled` and
     `accepted`, and no page is indexed beyond that.
     """
 
-    def __init__(self, manager: PageManager, *, max_rows: int, prefill_chunk: int = 256) -> None:
+    def __init__(
+        self,
+        manager: PageManager,
+        *,
+        max_rows: int,
+        prefill_chunk: int = 256,
+        regime: Callable[[int], str] = lambda length: "",
+    ) -> None:
         self._manager = manager
+        self._regime = regime
         self._max_rows = max_rows
         self._prefill_chunk = prefill_chunk
         self._active: list[Sequence] = []
@@ -134,6 +145,8 @@ class Scheduler:
     def next(self) -> Work:
         """Say what to compute now. Reserves it, preempting where pages lack, and admits the head of the line."""
         preempted: list[int] = []
+        while any(self._is_outdated(sequence, len(sequence.ids)) for sequence in self._active):
+            preempted.append(self._preempt_youngest())
         ready = 0
         while ready < len(self._active):  # from the oldest on; the youngest gives way, which may be the one that asks
             if self._reserve(self._active[ready]):
@@ -159,9 +172,15 @@ class Scheduler:
     def reserve_ahead(self, rows: Iterable[Sequence]) -> bool:
         """Reserve for the step after the one that `rows` take now; return whether all of them have what it writes.
 
-        Nobody is preempted for it. It cannot be had for a row that is about to get the last token of its answer.
+        Nobody is preempted for it. It cannot be had for a row that is about to get the last token of its answer, or to
+        be computed again.
         """
-        return all(len(row.ids) < row.longest and self._manager.reserve(row.tables, len(row.ids) + 1) for row in rows)
+        return all(
+            len(row.ids) < row.longest
+            and not self._is_outdated(row, len(row.ids) + 1)
+            and self._manager.reserve(row.tables, len(row.ids) + 1)
+            for row in rows
+        )
 
     def prefilled(self, chunk: Chunk) -> None:
         """Note that a chunk is computed. After the last one, `accepted` brings the token that it gave."""
@@ -220,7 +239,7 @@ class Scheduler:
         if self._is_prefilling or not self._may_admit:
             return
         head = self._waiting[0]
-        head.held = self._manager.open(head.ids)
+        head.held = self._manager.open(head.ids, self._regime(len(head.ids)))
         if (not self._active or self._has_room(head)) and self._reserve(head):
             self._active.append(self._waiting.popleft())
         else:
@@ -268,6 +287,10 @@ class Scheduler:
     def _chunk(self, sequence: Sequence) -> Chunk:
         end = self._next_end(sequence)
         return Chunk(sequence, sequence.tables.length, end, last=end == len(sequence.ids))
+
+    def _is_outdated(self, sequence: Sequence, length: int) -> bool:
+        """Whether an active sequence of that length needs other keys than those that it has."""
+        return self._regime(length) != sequence.tables.regime
 
     def _preempt_youngest(self) -> int:
         sequence = self._active[-1]

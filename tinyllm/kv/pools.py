@@ -27,6 +27,7 @@ class KvPools:
         share: bool = False,
     ) -> None:
         kinds, self.layers = layer_kinds(config)
+        self._boundary = config.rope_boundary
         self.reaches = tuple(kind.reach for kind in kinds)
         pages = [PageKind(kind.reach, n) for kind, n in zip(kinds, ceilings or [UNBOUNDED] * len(kinds), strict=True)]
         self.manager = PageManager(pages, page_size=page_size, prefill_chunk=prefill_chunk, share=share)
@@ -34,6 +35,10 @@ class KvPools:
             TinyKvPagedPool(page_size, layers=kind.layers, manager=self.manager, kind=i)
             for i, kind in enumerate(kinds)
         )
+
+    def regime(self, length: int) -> str:
+        """Return what names the rotation of a sequence of that length: keys of one are of no use in another."""
+        return "" if self._boundary is None or length <= self._boundary else f"from {self._boundary + 1} on"
 
     @property
     def nbytes(self) -> int:
