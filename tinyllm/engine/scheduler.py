@@ -172,8 +172,8 @@ class Scheduler:
     def reserve_ahead(self, rows: Iterable[Sequence]) -> bool:
         """Reserve for the step after the one that `rows` take now; return whether all of them have what it writes.
 
-        Nobody is preempted for it. It cannot be had for a row that is about to get the last token of its answer, or to
-        be computed again.
+        Nobody is preempted for it. It cannot be had for a row that is about to get the last token of its answer, or
+        to be computed again.
         """
         return all(
             len(row.ids) < row.longest
