@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from tinyllm.checkpoint.safetensors_header import TensorInfo, read_safetensors_header
 from tinyllm.config.config import Config
 from tinyllm.config.fused import Piece
+from tinyllm.config.names import Target
 from tinyllm.errors import CheckpointError
 
 __all__ = ["READABLE", "StoredTensor", "TensorTable", "read_tensor_table"]
@@ -22,6 +24,7 @@ class StoredTensor:
     """A canonical tensor, as it stands in files: one tensor, or one an expert, to be stacked.
 
     Each is `transposed` first, and then a `piece` is taken of its output axis, number `axis` counted from the end.
+    Of one that is `flat` all axes are made one.
     """
 
     parts: tuple[TensorInfo, ...]
@@ -29,6 +32,7 @@ class StoredTensor:
     transposed: bool = False
     piece: Piece | None = None
     axis: int = 2
+    flat: bool = False
 
     @property
     def dtype(self) -> str:
@@ -38,7 +42,7 @@ class StoredTensor:
     @property
     def shape(self) -> tuple[int, ...]:
         """The canonical shape."""
-        shape = list(self.parts[0].shape)
+        shape = [math.prod(self.parts[0].shape)] if self.flat else list(self.parts[0].shape)
         if self.transposed:
             shape[-2:] = shape[:-3:-1]
         if self.piece is not None:
@@ -81,15 +85,15 @@ def tensor_table(headers: Mapping[Path, Mapping[str, TensorInfo]], config: Confi
                 if number in same or (same and (number == whole) != (whole in same)):
                     first = next(iter(same.values())).parts[0].file
                     raise CheckpointError(f"{file}: {name!r} is there twice, the first time in {first}")
-                same[number] = _stored(info, target.piece, transposed=target.transposed)
+                same[number] = _stored(info, target)
     tensors = {name: same[whole] if whole in same else _stack(name, same) for name, same in found.items()}
     return TensorTable(tensors, skipped)
 
 
-def _stored(info: TensorInfo, piece: Piece | None, *, transposed: bool) -> StoredTensor:
-    axis = 1 if info.name.endswith("bias") else 2
-    transposed = transposed and len(info.shape) > 1
-    stored = StoredTensor((info,), transposed=transposed, piece=piece, axis=axis)
+def _stored(info: TensorInfo, target: Target) -> StoredTensor:
+    axis, piece = 1 if info.name.endswith("bias") else 2, target.piece
+    transposed = target.transposed and len(info.shape) > 1
+    stored = StoredTensor((info,), transposed=transposed, piece=piece, axis=axis, flat=target.flat)
     if piece is not None:
         whole = StoredTensor((info,), transposed=transposed).shape
         if len(whole) < axis or whole[-axis] != piece.whole:

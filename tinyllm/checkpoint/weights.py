@@ -155,10 +155,10 @@ class WeightStore:
         """Return the shape as stored: a packed matrix has fewer columns than it stands for."""
         return self._info(name).shape
 
-    def tensor(self, name: str) -> mx.array:
-        """Read one tensor. Raises CheckpointError if there is none of that name."""
+    def tensor(self, name: str, *, as_stored: bool = False) -> mx.array:
+        """Read one tensor, cast or `as_stored`. Raises CheckpointError if there is none of that name."""
         array = self._read(self._info(name))
-        if self.dtype is not None and array.dtype in _FLOATS:
+        if self.dtype is not None and array.dtype in _FLOATS and not as_stored:
             array = array.astype(self.dtype)
         mx.eval(array)
         return array
@@ -231,6 +231,8 @@ class WeightStore:
 
 def _taken(array: mx.array, stored: StoredTensor) -> mx.array:
     """Return the part of a file's tensor that a canonical one is."""
+    if stored.flat:
+        array = array.flatten()
     if stored.transposed:
         array = array.swapaxes(-1, -2)
     piece = stored.piece

@@ -134,6 +134,7 @@ def _read_ropes(
         partial=row["partial_rotary_factor"],
         dims=row["rotary_dims"],
         interleaved=row["rope_interleaved"],
+        absent=family.rope_parameters,
     )
 
 
@@ -173,6 +174,9 @@ def _feed_forwards(reader: ConfigReader, family: Family, row: Mapping[str, Any])
     if family.experts is None:
         return [dense] * count
     sparse = family.experts.layers(reader, count)
+    if not any(sparse):
+        resolve(family.experts, reader)
+        return [dense] * count
     mixture = _mixture(reader, family.experts, row)
     return [mixture if here else dense for here in sparse]
 
@@ -185,7 +189,7 @@ def _mixture(reader: ConfigReader, experts: Experts, row: Mapping[str, Any]) -> 
     said = resolve(experts, reader)
     names = ("num_experts", "top_k", "scoring", "renormalise", "scale", "groups", "top_groups", "group_score")
     router = RouterConfig(
-        **{name: said[name] for name in (*names, "selection_bias", "scales_input", "epsilon")},
+        **{name: said[name] for name in (*names, "selection_bias", "scales_input", "epsilon", "jitter")},
         bias=said["router_bias"],
     )
     if router.top_k > router.num_experts:
@@ -201,6 +205,6 @@ def _mixture(reader: ConfigReader, experts: Experts, row: Mapping[str, Any]) -> 
     return MoeConfig(
         router=router,
         expert=_mlp(row, said["intermediate_size"], bias=said["bias"]),
-        shared=_mlp(row, width, bias=said["bias"]) if width else None,
+        shared=_mlp(row, width, bias=row["mlp_bias"]) if width else None,
         shared_gate=said["shared_gate"],
     )

@@ -14,7 +14,7 @@ from tinyllm.config.families.wrappers import WRAPPERS, Wrapper
 from tinyllm.config.family import Family
 from tinyllm.config.inert import GENERATION, HARMLESS, INERT
 from tinyllm.config.layers import LayerConfig, MoeConfig, NormConfig, rope_of
-from tinyllm.config.names import Target, canonical_name, layer_number, targets
+from tinyllm.config.names import Target, canonical_module, canonical_name, layer_number, targets
 from tinyllm.config.quantization import QuantizationConfig, read_quantization
 from tinyllm.config.reader import ConfigReader, Key, read_json_object
 from tinyllm.errors import ConfigError
@@ -127,7 +127,7 @@ def _read(reader: ConfigReader, outer: ConfigReader, wrapper: Wrapper | None) ->
             dict.fromkeys(read_token_ids(reader, "eos_token_id") + read_token_ids(outer, "eos_token_id"))
         ),
         dtype=_stored_dtype(reader) or _stored_dtype(outer),
-        quantization=read_quantization(quantized, lambda module: canonical_name(module, family, wrapper) or module),
+        quantization=read_quantization(quantized, lambda module: canonical_module(module, family, wrapper) or module),
         family=family,
         wrapper=wrapper,
     )

@@ -36,6 +36,13 @@ class Of:
         return self.function(reader.read(self.key))
 
 
+@dataclass(frozen=True)
+class Found:
+    """What a function makes of several keys, which it reads itself."""
+
+    read: Callable[[ConfigReader], Any]
+
+
 def when(name: str, value: Any, default: bool = False) -> Of:
     """Return what is `value` where the flag `name` is true, else None."""
     return Of(Key(name, bool, default), lambda flag: value if flag else None)
@@ -49,7 +56,7 @@ def resolve(row: Any, reader: ConfigReader) -> dict[str, Any]:
 def _resolved(value: Any, reader: ConfigReader) -> Any:
     if isinstance(value, Key):
         return reader.read(value)
-    return value.read(reader) if isinstance(value, Of) else value
+    return value.read(reader) if isinstance(value, Of | Found) else value
 
 
 # ---------------------------------------------------------------- which layer is of which kind
@@ -183,6 +190,7 @@ class Experts:
     bias: Any = False
     scales_input: Any = False
     epsilon: Any = 0.0
+    jitter: Any = 0.0
     shared_size: Any = None
     shared_experts: Any = None
     shared_gate: Any = False
@@ -229,6 +237,7 @@ class Family:
     rotary_dims: Any = None  # of a head; else by the factor
     partial_rotary_factor: Any = Key("partial_rotary_factor", float, 1.0, nullable=True, minimum=0)
     original_max_position_embeddings: Any = None
+    rope_parameters: Mapping[str, Any] = field(default_factory=dict)  # where config.json has none
     alibi: Alibi | None = None
     position_offset: int = 0  # of learned positions
 
@@ -260,6 +269,7 @@ class Family:
     refused: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)  # accepted values of keys
     renames: tuple[tuple[str, str], ...] = ()  # regular expressions over tensor names, applied in order
     transposed: str | None = None  # regular expression of modules whose matrices stand as (in, out)
+    flattened: str | None = None  # regular expression of a file's tensors with more axes than they need
     splits: tuple[Split, ...] = ()
     skipped: str | None = None  # regular expression of tensors that are not the text model's
 

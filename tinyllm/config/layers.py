@@ -159,7 +159,8 @@ class MLPConfig:
 class RouterConfig:
     """How `top_k` experts are chosen and weighed.
 
-    Scores are the softmax over all experts, over the chosen ones only ("chosen"), or each expert's sigmoid. With
+    Scores are the softmax over all experts, over the chosen ones only ("chosen"), or each expert's sigmoid; or each
+    chosen one is weighed against those within 2 `jitter` of it ("mixed": SparseMixer, arXiv 2409.12136). With
     `selection_bias` they are chosen, not weighed, by score + bias. Of `groups` of experts only the `top_groups` best
     are chosen from, by their best score, or by the sum of their two best. Weights are divided by their sum if
     `renormalise`, and then times `scale`. `scales_input` weighs what goes into an expert in place of what comes out.
@@ -167,7 +168,7 @@ class RouterConfig:
 
     num_experts: int
     top_k: int
-    scoring: Literal["softmax", "chosen", "sigmoid"] = "softmax"
+    scoring: Literal["softmax", "chosen", "sigmoid", "mixed"] = "softmax"
     renormalise: bool = False
     scale: float = 1.0
     groups: int = 1
@@ -177,6 +178,7 @@ class RouterConfig:
     bias: bool = False
     scales_input: bool = False
     epsilon: float = 0.0
+    jitter: float = 0.0
 
 
 @dataclass(frozen=True)

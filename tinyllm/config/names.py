@@ -12,6 +12,7 @@ from tinyllm.config.fused import Piece
 from tinyllm.config.layers import LayerConfig
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,9})(?:\.|$)")
+_TRANSPOSED = ".transposed"  # what rows call matrices that stand as (in, out), where the file has no ".weight"
 _EXPERT = re.compile(r"\.experts\.(\d{1,9})\.")
 
 
@@ -19,13 +20,14 @@ _EXPERT = re.compile(r"\.experts\.(\d{1,9})\.")
 class Target:
     """What a tensor of a file is: the canonical tensor `name`, or with an `expert` that one's part of it.
 
-    It is `transposed` first, and then a `piece` of the file's is taken.
+    It is `transposed` first, and then a `piece` of the file's is taken; or all axes are made one, where it is `flat`.
     """
 
     name: str
     piece: Piece | None = None
     transposed: bool = False
     expert: int | None = None
+    flat: bool = False
 
 
 def layer_number(name: str) -> int | None:
@@ -48,6 +50,12 @@ def canonical_name(name: str, family: Family, wrapper: Wrapper | None) -> str | 
     return None if family.skipped is not None and re.search(family.skipped, name) else name
 
 
+def canonical_module(module: str, family: Family, wrapper: Wrapper | None) -> str | None:
+    """Rename a module as its matrix is renamed."""
+    name = canonical_name(f"{module}.weight", family, wrapper)
+    return None if name is None else name.removesuffix(".weight")
+
+
 def targets(
     name: str, family: Family, wrapper: Wrapper | None, layers: Sequence[LayerConfig], extra_layers: int
 ) -> tuple[Target, ...]:
@@ -61,10 +69,14 @@ def targets(
     found = _EXPERT.search(canonical)
     expert = None if found is None else int(found[1])
     canonical = _EXPERT.sub(".experts.", canonical, count=1)
+    said_transposed = canonical.endswith(_TRANSPOSED)
+    if said_transposed:
+        canonical = canonical.removesuffix(_TRANSPOSED) + ".weight"
     module, _, leaf = canonical.rpartition(".")
-    transposed = (
+    transposed = said_transposed or (
         leaf == "weight" and family.transposed is not None and re.search(family.transposed, module) is not None
     )
+    flat = family.flattened is not None and re.search(family.flattened, name) is not None
     if number is not None and number < len(layers):
         for split in family.splits:
             if module.endswith(split.module):
@@ -73,4 +85,4 @@ def targets(
                 return tuple(
                     Target(f"{parent}.{part}.{leaf}", piece, transposed, expert) for part, piece in pieces.items()
                 )
-    return (Target(canonical, None, transposed, expert),)
+    return (Target(canonical, None, transposed, expert, flat),)

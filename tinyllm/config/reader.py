@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import stat
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
@@ -23,7 +23,7 @@ class Key:
     """Where a value stands in config.json, its type, and what its absence means.
 
     `null` is a value of its own where `nullable`: in Mistral an absent `sliding_window` is 4096 and a null one is
-    none at all.
+    none at all. `also` are other names for the same: where several stand, they must agree.
     """
 
     name: str
@@ -32,6 +32,7 @@ class Key:
     nullable: bool = False
     minimum: float | None = None
     maximum: float | None = None
+    also: tuple[str, ...] = ()
 
 
 def read_json_object(path: Path, limit: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
@@ -100,12 +101,16 @@ class ConfigReader:
 
     def read(self, key: Key) -> Any:
         """Read the value of `key`; raises MissingKeyError or ConfigError, each naming the key and the file."""
-        self._unread.discard(key.name)
-        if key.name not in self.values:
+        names = [name for name in (key.name, *key.also) if name in self.values]
+        self._unread.difference_update(names)
+        if not names:
             if key.default is REQUIRED:
                 raise self.fail(MissingKeyError, f"the key {key.name!r} is absent, and it has no default")
             return key.default
-        return self._checked(key, self.values[key.name])
+        value, *others = (self._checked(replace(key, name=name), self.values[name]) for name in names)
+        if any(other != value for other in others):
+            raise self.fail(ConfigError, f"{' and '.join(map(repr, names))} contradict each other")
+        return value
 
     def _checked(self, key: Key, value: Any) -> Any:
         if value is None and key.nullable:

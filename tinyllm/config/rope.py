@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tinyllm.config.reader import ConfigReader, Key
 from tinyllm.errors import ConfigError, MissingKeyError, UnsupportedModelError
@@ -162,12 +163,14 @@ def read_rope(
     partial: float | None = 1.0,
     dims: int | None = None,
     interleaved: bool = False,
+    absent: Mapping[str, Any] | None = None,
 ) -> tuple[RopeConfig, ...]:
     """Read the rotary parameters of each layer from config.json, in either dialect.
 
     Layers of `local_kind` have `local_theta`, and no scaling, where that is not None and the parameters are not
-    nested by layer type. `dims` of a head are rotated, or the `partial` one. Raises UnsupportedModelError for a
-    scheme that is not computed here, and ConfigError for one that makes no sense.
+    nested by layer type. `dims` of a head are rotated, or the `partial` one. Where config.json has no parameters
+    they are those of `absent`. Raises UnsupportedModelError for a scheme that is not computed here, and ConfigError
+    for one that makes no sense.
     """
     theta = reader.read(Key("rope_theta", float, default_theta, nullable=True, minimum=_LEAST_THETA))
     defaults = _Defaults(
@@ -180,7 +183,9 @@ def read_rope(
         interleaved,
     )
     dialects = [found for found in map(reader.object, ("rope_scaling", "rope_parameters")) if found is not None]
-    said = [dialect for dialect in dialects if dialect.values] or [ConfigReader({}, reader.source, "rope_parameters")]
+    otherwise = {} if absent is None or reader.has("rope_parameters") else absent
+    said = [dialect for dialect in dialects if dialect.values]
+    said = said or [ConfigReader(otherwise, reader.source, "rope_parameters")]
     local = None if local_theta is None else (local_kind, replace(defaults, theta=local_theta))
     first, *others = [_read_layers(dialect, layer_types, defaults, local) for dialect in said]
     if any(other != first for other in others):

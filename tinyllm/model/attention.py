@@ -53,14 +53,13 @@ class Attention:
         Attention is causal (and as far as the layer sees) unless `mask`, as `cache.attend` takes it, is given.
         """
         batch, seq, _ = x.shape
-        projected = self._project(x)
-        if self._clip is not None:
-            projected = mx.clip(projected, -self._clip, self._clip)
-        heads = projected.reshape(batch, seq, -1, self._head_dim)
+        heads = self._project(x).reshape(batch, seq, -1, self._head_dim)
         ends = [self._qk_heads, 2 * self._qk_heads - self._heads]
         qk, v, *gate = mx.split(heads, ends if self._gated else ends[:1], axis=2)
         if self._norm is not None and not self._normed_last:
             qk = self._norm(qk)
+        if self._clip is not None:
+            qk, v = (mx.clip(part, -self._clip, self._clip) for part in (qk, v))
         qk = qk.swapaxes(1, 2)
         if self._rope is not None:
             qk = self._rope(qk, offset)

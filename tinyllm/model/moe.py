@@ -12,6 +12,8 @@ from tinyllm.model.mlp import MLP, activation_of
 from tinyllm.ops.features import ModelFeatures
 from tinyllm.ops.routing import route
 
+_WORTH_SORTING = 64  # pairs of a token and an expert
+
 
 class Moe:
     """The experts of the layer that `prefix` ("model.layers.0.mlp") stands in, and what they share."""
@@ -22,7 +24,9 @@ class Moe:
             raise ConfigError(f"{prefix} has no experts")
         self._router = shape.router
         self._gate = Linear((f"{prefix}.gate",), weights, features)
-        self._bias = weights.tensor(f"{prefix}.gate.e_score_correction_bias") if shape.router.selection_bias else None
+        self._bias = None
+        if shape.router.selection_bias:
+            self._bias = weights.tensor(f"{prefix}.gate.e_score_correction_bias", as_stored=True)
         self._experts = Experts(f"{prefix}.experts", shape, weights, features)
         self._shared = None
         self._shared_gate = None
@@ -34,7 +38,9 @@ class Moe:
     def __call__(self, x: mx.array) -> mx.array:
         """Map x (batch, seq, hidden) to the same shape."""
         tokens = x.reshape(-1, x.shape[-1])
-        experts, scores = route(self._gate(tokens), self._router, self._bias)
+        # A bias that balances the experts decides between scores that are closer than half precision tells apart.
+        logits = self._gate(tokens if self._bias is None else tokens.astype(mx.float32))
+        experts, scores = route(logits, self._router, self._bias)
         y = self._experts(tokens, experts, scores.astype(x.dtype)).reshape(x.shape)
         if self._shared is None:
             return y
@@ -59,20 +65,27 @@ class Experts:
 
     def __call__(self, x: mx.array, experts: mx.array, scores: mx.array) -> mx.array:
         """Send x (tokens, hidden) through each token's `experts`, weighed by `scores`, (tokens, top_k) both."""
-        return (self._sorted if self._gathered else self._one_by_one)(x, experts, scores)
+        return (self._together if self._gathered else self._one_by_one)(x, experts, scores)
 
-    def _sorted(self, x: mx.array, experts: mx.array, scores: mx.array) -> mx.array:
-        """Sort (token, expert) pairs by the expert, so that each expert's rows are one product."""
+    def _together(self, x: mx.array, experts: mx.array, scores: mx.array) -> mx.array:
+        """Multiply all (token, expert) pairs at once; many are sorted, so that each expert's rows are one product."""
         tokens, top_k = experts.shape
-        order = mx.argsort(experts.flatten())
-        numbers = experts.flatten()[order]
-        rows = x[order // top_k]
+        numbers, weights = experts.flatten(), scores.flatten()[:, None]
+        order = mx.argsort(numbers) if numbers.size >= _WORTH_SORTING else None
+        if order is None:
+            rows = mx.repeat(x, top_k, axis=0)
+        else:
+            rows, numbers, weights = x[order // top_k], numbers[order], weights[order]
         if self._scales_input:
-            rows = rows * scores.flatten()[order][:, None]
-        up = [expert_linear(rows, weight, numbers, in_order=True) for weight in self._up]
-        y = expert_linear(self._activated(up), self._down, numbers, in_order=True)
-        y = y[mx.argsort(order)].reshape(tokens, top_k, -1)
-        return y.sum(axis=1) if self._scales_input else (y * scores[..., None]).sum(axis=1)
+            rows = rows * weights
+        in_order = order is not None
+        up = [expert_linear(rows, weight, numbers, in_order=in_order) for weight in self._up]
+        y = expert_linear(self._activated(up), self._down, numbers, in_order=in_order)
+        if not self._scales_input:
+            y = y * weights
+        if order is not None:
+            y = y[mx.argsort(order)]
+        return y.reshape(tokens, top_k, -1).sum(axis=1)
 
     def _one_by_one(self, x: mx.array, experts: mx.array, scores: mx.array) -> mx.array:
         """Send all tokens through each expert, with a weight of zero where it is none of theirs."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from tinyllm._mx import mx
 from tinyllm.config.layers import RouterConfig
 
@@ -12,6 +14,8 @@ def route(logits: mx.array, config: RouterConfig, bias: mx.array | None = None) 
     `bias` (experts,) is added to the scores for the choice alone. Computed in float32; see `RouterConfig`.
     """
     logits = logits.astype(mx.float32)
+    if config.scoring == "mixed":
+        return route_mixed(logits, config)
     match config.scoring:
         case "softmax":
             scores = mx.softmax(logits, axis=-1)
@@ -22,6 +26,8 @@ def route(logits: mx.array, config: RouterConfig, bias: mx.array | None = None) 
     preferred = scores if bias is None else scores + bias.astype(mx.float32)
     if config.groups > 1:
         preferred = _of_best_groups(preferred, config)
+    elif bias is None:
+        preferred = logits  # of which the largest do not all have a sigmoid of 1
     experts = largest(preferred, config.top_k)
     weights = mx.take_along_axis(scores, experts, axis=-1)
     if config.scoring == "chosen":
@@ -29,6 +35,22 @@ def route(logits: mx.array, config: RouterConfig, bias: mx.array | None = None) 
     if config.renormalise:
         weights = weights / (weights.sum(axis=-1, keepdims=True) + config.epsilon)
     return experts, weights * config.scale
+
+
+def route_mixed(logits: mx.array, config: RouterConfig) -> tuple[mx.array, mx.array]:
+    """Choose the best expert, and then the best of the others, as SparseMixer does (arXiv 2409.12136).
+
+    Each has the softmax over itself and those not chosen before whose logit is within 2 `jitter` of its own, as a
+    part of the larger magnitude.
+    """
+    experts, weights, left = [], [], logits
+    for _ in range(config.top_k):
+        most = left.max(axis=-1, keepdims=True)
+        far = (most - logits) / mx.maximum(mx.abs(logits), most) > 2 * config.jitter
+        experts.append(left.argmax(axis=-1, keepdims=True))
+        weights.append(1 / mx.where(far, 0, mx.exp(left - most)).sum(axis=-1, keepdims=True))
+        left = mx.where(mx.arange(left.shape[-1]) == experts[-1], -math.inf, left)
+    return mx.concatenate(experts, axis=-1), mx.concatenate(weights, axis=-1)
 
 
 def _of_best_groups(scores: mx.array, config: RouterConfig) -> mx.array:

@@ -42,5 +42,15 @@ WRAPPERS: Mapping[str, Wrapper] = {
                 }
             ),
         ),
+        Wrapper(
+            "llama4",
+            text_prefixes=("model.language_model.", "language_model.model."),
+            skipped=(
+                "vision_model.",
+                "multi_modal_projector.",
+            ),
+            tie_word_embeddings=False,
+            inert=frozenset({"vision_config", "image_token_index", "boi_token_index", "eoi_token_index"}),
+        ),
     )
 }
