@@ -178,8 +178,6 @@ CASES: tuple[Case, ...] = (
             "num_local_experts": 16,
             "num_experts_per_tok": 1,
             "intermediate_size": 8,
-            "attention_chunk_size": 8192,
-            "floor_scale": 8192,
             "attn_scale": 0.1,
         },
         base=LLAMA4,

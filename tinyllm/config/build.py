@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from tinyllm.config.family import SLIDING, Experts, Family, reach_of, resolve
@@ -199,6 +200,10 @@ def _mixture(reader: ConfigReader, experts: Experts, row: Mapping[str, Any]) -> 
             ConfigError,
             f"{router.top_groups} of {router.groups} groups of {router.num_experts} experts make no sense",
         )
+    if router.groups == 1:
+        router = replace(router, group_score="best")
+    elif router.group_score == "two best" and router.num_experts == router.groups:
+        raise reader.fail(ConfigError, f"{router.groups} groups of one expert each have no two best")
     width = said["shared_size"]
     if said["shared_experts"] is not None:
         width = said["shared_experts"] * said["intermediate_size"]

@@ -14,14 +14,20 @@ def route(logits: mx.array, config: RouterConfig, bias: mx.array | None = None) 
     `bias` (experts,) is added to the scores for the choice alone. Computed in float32; see `RouterConfig`.
     """
     logits = logits.astype(mx.float32)
-    if config.scoring == "mixed":
-        return route_mixed(logits, config)
+    experts, weights = (_mixed if config.scoring == "mixed" else _best)(logits, config, bias)
+    if config.renormalise:
+        weights = weights / (weights.sum(axis=-1, keepdims=True) + config.epsilon)
+    return experts, weights * config.scale
+
+
+def _best(logits: mx.array, config: RouterConfig, bias: mx.array | None) -> tuple[mx.array, mx.array]:
+    """Choose the best experts, of the best groups."""
     match config.scoring:
         case "softmax":
             scores = mx.softmax(logits, axis=-1)
         case "sigmoid":
             scores = mx.sigmoid(logits)
-        case "chosen":
+        case _:
             scores = logits
     preferred = scores if bias is None else scores + bias.astype(mx.float32)
     if config.groups > 1:
@@ -30,14 +36,10 @@ def route(logits: mx.array, config: RouterConfig, bias: mx.array | None = None) 
         preferred = logits  # of which the largest do not all have a sigmoid of 1
     experts = largest(preferred, config.top_k)
     weights = mx.take_along_axis(scores, experts, axis=-1)
-    if config.scoring == "chosen":
-        weights = mx.softmax(weights, axis=-1)
-    if config.renormalise:
-        weights = weights / (weights.sum(axis=-1, keepdims=True) + config.epsilon)
-    return experts, weights * config.scale
+    return experts, mx.softmax(weights, axis=-1) if config.scoring == "chosen" else weights
 
 
-def route_mixed(logits: mx.array, config: RouterConfig) -> tuple[mx.array, mx.array]:
+def _mixed(logits: mx.array, config: RouterConfig, bias: mx.array | None) -> tuple[mx.array, mx.array]:
     """Choose the best expert, and then the best of the others, as SparseMixer does (arXiv 2409.12136).
 
     Each has the softmax over itself and those not chosen before whose logit is within 2 `jitter` of its own, as a
