@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -135,6 +136,22 @@ def test_packed_experts_are_what_they_unpack_to(
         logits.append(ModelForCausalLM(config, store, features)(mx.array([[3, 1, 4, 1, 5]])))
         mx.eval(logits[-1])
     assert mx.abs(logits[0] - logits[1]).max().item() < 1e-4 * mx.std(logits[1]).item()
+
+
+def test_llama_4_is_read_out_of_its_multimodal_checkpoint(tmp_path: Path) -> None:
+    arrays = mx.load(str(GOLDEN / "llama4" / "model.safetensors"))
+    assert isinstance(arrays, dict)
+    wrapped = {f"language_model.{name}": array for name, array in arrays.items()}
+    towers = {
+        "vision_model.class_embedding": mx.zeros((8,)),
+        "multi_modal_projector.linear_1.weight": mx.zeros((8, 8)),
+    }
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), {**wrapped, **towers})
+    text = json.loads((GOLDEN / "llama4" / "config.json").read_text())
+    indices = {"boi_token_index": 90, "eoi_token_index": 91, "image_token_index": 92}
+    config = {"model_type": "llama4", "text_config": text, "vision_config": {"hidden_size": 8}, **indices}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert logits_are_the_golden_ones("llama4", tmp_path)
 
 
 def test_an_absent_expert_is_refused(tmp_path: Path) -> None:

@@ -263,4 +263,8 @@ def _read_longrope(reader: ConfigReader, defaults: _Defaults, pairs: int) -> Lon
     if attention is None:
         stretch = ratio if said is None else said
         attention = 1.0 if stretch <= 1 else math.sqrt(1 + math.log(stretch) / math.log(original))
+    short, long = (reader.read(Key(f"{part}_mscale", float, None, nullable=True)) for part in ("short", "long"))
+    if short != long:
+        raise reader.fail(UnsupportedModelError, f"a short_mscale ({short}) that is not the long_mscale ({long})")
+    attention = attention if short is None else short
     return LongRopeScaling(attention_factor=attention, original_max_position_embeddings=original, **factors)
