@@ -153,7 +153,7 @@ CASES: tuple[Case, ...] = (
             "attn_temperature_tuning": False,
             "attention_bias": True,
             "num_experts_per_tok": 1,
-            **rope(LLAMA3),
+            **rope(LLAMA3, high_freq_factor=1.0),
         },
         base=LLAMA4,
         classes=("Llama4TextConfig", "Llama4ForCausalLM"),

@@ -126,7 +126,7 @@ def _read(reader: ConfigReader, outer: ConfigReader, wrapper: Wrapper | None) ->
         eos_token_ids=tuple(
             dict.fromkeys(read_token_ids(reader, "eos_token_id") + read_token_ids(outer, "eos_token_id"))
         ),
-        dtype=_stored_dtype(reader) or _stored_dtype(outer),
+        dtype=next(filter(None, [_stored_dtype(each) for each in (reader, outer)]), None),
         quantization=read_quantization(quantized, lambda module: canonical_module(module, family, wrapper) or module),
         family=family,
         wrapper=wrapper,

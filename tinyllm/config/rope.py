@@ -98,8 +98,8 @@ def _read_linear(reader: ConfigReader, max_positions: int) -> LinearScaling:
 def _read_llama3(reader: ConfigReader, max_positions: int) -> Llama3Scaling:
     low = reader.read(Key("low_freq_factor", float, minimum=0))
     high = reader.read(Key("high_freq_factor", float, minimum=0))
-    if high <= low:
-        raise reader.fail(ConfigError, f"high_freq_factor ({high}) must be above low_freq_factor ({low})")
+    if high < low:
+        raise reader.fail(ConfigError, f"high_freq_factor ({high}) must not be below low_freq_factor ({low})")
     return Llama3Scaling(
         factor=reader.read(_FACTOR),
         low_freq_factor=low,

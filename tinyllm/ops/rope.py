@@ -66,7 +66,8 @@ def rope_attention_factor(rope: RopeConfig) -> float:
 def _llama3_wavelength(wavelength: float, scaling: Llama3Scaling) -> float:
     """Keep short wavelengths, stretch long ones, interpolate frequencies between (as in Llama 3.1's release)."""
     turns = scaling.original_max_position_embeddings / (2 * math.pi * wavelength)
-    smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    between = scaling.high_freq_factor - scaling.low_freq_factor  # 0 in Llama 4
+    smooth = (turns - scaling.low_freq_factor) / between if between else float(turns > scaling.low_freq_factor)
     smooth = min(max(smooth, 0.0), 1.0)
     return wavelength / ((1 - smooth) / scaling.factor + smooth)
 
