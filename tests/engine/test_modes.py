@@ -30,6 +30,23 @@ MODELS: Mapping[str, dict[str, Any]] = {
         "max_window_layers": 1,
         "num_hidden_layers": 3,
     },
+    "experts, windows and sinks": {
+        "model_type": "gpt_oss",
+        "head_dim": 16,
+        "sliding_window": 12,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+    },
+    "experts, chunks and scaled queries": {
+        "model_type": "llama4_text",
+        "head_dim": 16,
+        "attention_chunk_size": 12,
+        "floor_scale": 8,
+        "no_rope_layer_interval": 2,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
+        "intermediate_size_mlp": 48,
+    },
 }
 ENGINES: Mapping[str, dict[str, Any]] = {
     "paged, eager": {"compiled": False},

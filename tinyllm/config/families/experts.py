@@ -536,6 +536,21 @@ def _one_for_all(name: str, default: int) -> Found:
     return Found(read)
 
 
+# Of the images and the classifier that a relative has, and of training. Experts are as wide as `intermediate_size`.
+_HUNYUAN_INERT = frozenset(
+    """
+    cla_share_factor class_num dense_list eod_token_id im_end_id im_newline_id im_start_id mask_init_id moe_drop_tokens
+    moe_intermediate_size moe_random_routing_dropped_token pad_id pool_type pretraining_tp text_end_id text_start_id
+    video_end_id video_start_id vit_path
+    """.split()
+)
+_HUNYUAN_ABSENT = """
+    add_classification_head group_limited_greedy kv_lora_rank mlp_bias moe_layer_num_skipped n_group
+    position_embedding_xdrope q_lora_rank qk_nope_head_dim qk_rope_head_dim routed_scaling_factor topk_group use_cla
+    v_head_dim
+    """.split()
+
+
 def _all_one(value: Any) -> bool:
     return set(map(str, value if isinstance(value, list) else [value])) <= {"1"}
 
@@ -554,16 +569,15 @@ _HUNYUAN_V1_MOE = Family(
         shared_size=_MLP_SIZE,
     ),
     norm_eps=_eps(1e-5),
-    inert=_TRAINING | {"eod_token_id", "pretraining_tp"},
+    inert=_TRAINING | _HUNYUAN_INERT,
     refused={
-        "mlp_bias": lambda value: not value,
-        "moe_layer_num_skipped": lambda value: not value,
+        **{name: lambda value: not value for name in _HUNYUAN_ABSENT},
         "norm_topk_prob": bool,
         "norm_type": lambda value: value == "rms",
         "num_shared_expert": _all_one,
-        "use_cla": lambda value: not value,
         "use_mixed_mlp_moe": bool,
         "use_qk_norm": bool,
+        "use_rotary_pos_emb": bool,
     },
     renames=(
         (r"\.mlp\.gate\.wg\.", ".mlp.gate."),
