@@ -539,9 +539,9 @@ def _one_for_all(name: str, default: int) -> Found:
 # Of the images and the classifier that a relative has, and of training. Experts are as wide as `intermediate_size`.
 _HUNYUAN_INERT = frozenset(
     """
-    cla_share_factor class_num dense_list eod_token_id im_end_id im_newline_id im_start_id mask_init_id moe_drop_tokens
-    moe_intermediate_size moe_random_routing_dropped_token pad_id pool_type pretraining_tp text_end_id text_start_id
-    video_end_id video_start_id vit_path
+    cla_share_factor class_num dense_list eod_token_id im_end_id im_newline_id im_start_id mask_init_id
+    moe_drop_tokens moe_intermediate_size moe_random_routing_dropped_token pad_id pool_type pretraining_tp text_end_id
+    text_start_id video_end_id video_start_id vit_path
     """.split()
 )
 _HUNYUAN_ABSENT = """
