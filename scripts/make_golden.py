@@ -175,10 +175,11 @@ def with_stale_theta(config: dict[str, Any]) -> None:
 
 def without_defaults(config: dict[str, Any]) -> None:
     """Only the shapes, and the keys that differ from the family's own defaults (fault 12)."""
-    for name, default in class_defaults(AutoConfig.for_model(config["model_type"]).__class__).items():
+    plain = AutoConfig.for_model(config["model_type"])
+    for name, default in class_defaults(type(plain)).items():
         if config.get(name, ...) == default and name not in NEVER_ABSENT:
             del config[name]
-    if config["rope_parameters"] == {"rope_type": "default", "rope_theta": 10000.0}:
+    if config["rope_parameters"] == plain.rope_parameters:
         del config["rope_parameters"]
 
 

@@ -21,6 +21,7 @@ from tinyllm.config.rope import RopeConfig, read_rope
 from tinyllm.errors import ConfigError, UnsupportedModelError
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
+XIELU = "xielu"  # has parameters of its own, in every layer
 _ALIASES = {
     "swish": "silu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
     "gelu_python": "gelu",
@@ -38,12 +39,15 @@ def read_model(reader: ConfigReader, family: Family) -> dict[str, Any]:
     row |= {
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
-        "activation": _activation(reader, row["activation"]),
+        "activation": _activation(reader, row["activation"], with_parameters=not (row["gated"] or family.experts)),
     }
     norm = _norm(row)
     layer_types = family.layer_types(reader, count)
     rotated = family.rope_layers(reader, count) if family.position == "rope" else (False,) * count
     ropes = _read_ropes(reader, family, row, layer_types)
+    if family.layer_thetas is not None:
+        thetas = family.layer_thetas(reader, count)
+        ropes = tuple(replace(rope, theta=own or rope.theta) for rope, own in zip(ropes, thetas, strict=True))
     normed, scaled = family.qk_norm_layers(reader, count), family.query_scaling_layers(reader, count)
     feed_forwards = _feed_forwards(reader, family, row)
     layers = []
@@ -108,9 +112,9 @@ def _read_heads(reader: ConfigReader, row: Mapping[str, Any]) -> tuple[int, int]
     return kv_heads, row["head_dim"] or hidden // heads
 
 
-def _activation(reader: ConfigReader, name: str) -> str:
+def _activation(reader: ConfigReader, name: str, *, with_parameters: bool) -> str:
     name = _ALIASES.get(name, name)
-    if name not in ACTIVATIONS:
+    if name not in ACTIVATIONS and not (with_parameters and name == XIELU):
         raise reader.fail(
             UnsupportedModelError,
             f"the activation {name!r} is not computed by tinyllm ({', '.join(ACTIVATIONS)})",
@@ -136,6 +140,8 @@ def _read_ropes(
         dims=row["rotary_dims"],
         interleaved=row["rope_interleaved"],
         absent=family.rope_parameters,
+        inert=family.rope_inert,
+        alpha=family.rope_alpha,
     )
 
 
@@ -165,6 +171,7 @@ def _qk_norm(row: Mapping[str, Any]) -> QkNorm | None:
     norm: NormConfig = row["norm"]
     if not row["qk_norm_weight"]:
         norm = NormConfig(norm.eps, norm.kind, weight=False)
+    norm = replace(norm, bias=norm.bias and row["qk_norm_bias"])
     return QkNorm(norm, row["qk_norm"], row["qk_norm_after_rope"])
 
 

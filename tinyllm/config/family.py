@@ -48,6 +48,18 @@ def when(name: str, value: Any, default: bool = False) -> Of:
     return Of(Key(name, bool, default), lambda flag: value if flag else None)
 
 
+def first_of(*keys: Key) -> Found:
+    """Return what one of these keys says, which are names of the same; where none is there, the first's default."""
+
+    def read(reader: ConfigReader) -> Any:
+        said = [reader.read(key) for key in keys if key.name in reader.values]
+        if any(other != said[0] for other in said):
+            raise reader.fail(ConfigError, f"{' and '.join(key.name for key in keys)} contradict each other")
+        return said[0] if said else reader.read(keys[0])
+
+    return Found(read)
+
+
 def resolve(row: Any, reader: ConfigReader) -> dict[str, Any]:
     """Read what is to be read of a row's fields; constants pass through."""
     return {name: _resolved(value, reader) for name, value in vars(row).items()}
@@ -219,6 +231,7 @@ class Family:
     output_bias: Any = False
     qk_norm: Any = None  # "head", "heads" or "whole"
     qk_norm_weight: Any = True
+    qk_norm_bias: Any = True  # where the other norms have one
     qk_norm_after_rope: Any = False
     qk_norm_layers: LayerRule = all_layers
     attention_scale: Any = None  # 1 / sqrt(head_dim)
@@ -232,12 +245,15 @@ class Family:
     position: str = "rope"  # or "alibi", "learned"
     rope_layers: LayerRule = all_layers
     rope_theta: float = 10000.0
+    layer_thetas: LayerRule | None = None  # of each layer, where they have their own
     local_theta: Any = None  # of windowed layers, where they have one of their own
     rope_interleaved: Any = False
     rotary_dims: Any = None  # of a head; else by the factor
     partial_rotary_factor: Any = Key("partial_rotary_factor", float, 1.0, nullable=True, minimum=0)
     original_max_position_embeddings: Any = None
     rope_parameters: Mapping[str, Any] = field(default_factory=dict)  # where config.json has none
+    rope_inert: frozenset[str] = frozenset()  # keys in these that are read elsewhere, or have no effect
+    rope_alpha: bool = False  # whether "dynamic" may mean an `alpha`
     alibi: Alibi | None = None
     position_offset: int = 0  # of learned positions
 

@@ -13,12 +13,12 @@ from tinyllm.config.layers import LayerConfig
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,9})(?:\.|$)")
 _TRANSPOSED = ".transposed"  # what rows call matrices that stand as (in, out), where the file has no ".weight"
-_EXPERT = re.compile(r"\.experts\.(\d{1,9})\.")
+_PART = re.compile(r"(\.experts|\.[qk]_norm)\.(\d{1,9})\.")
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a tensor of a file is: the canonical tensor `name`, or with an `expert` that one's part of it.
+    """What a tensor of a file is: the canonical tensor `name`, or with an `expert` that one's (or that head's) part.
 
     It is `transposed` first, and then a `piece` of the file's is taken; or all axes are made one, where it is `flat`.
     """
@@ -66,9 +66,9 @@ def targets(
     number = layer_number(canonical)
     if number is not None and len(layers) <= number < len(layers) + extra_layers:
         return ()
-    found = _EXPERT.search(canonical)
-    expert = None if found is None else int(found[1])
-    canonical = _EXPERT.sub(".experts.", canonical, count=1)
+    found = _PART.search(canonical)
+    expert = None if found is None else int(found[2])
+    canonical = _PART.sub(r"\1.", canonical, count=1)
     said_transposed = canonical.endswith(_TRANSPOSED)
     if said_transposed:
         canonical = canonical.removesuffix(_TRANSPOSED) + ".weight"

@@ -148,6 +148,8 @@ class _Defaults:
     partial: float
     dims: int | None
     interleaved: bool
+    inert: frozenset[str]
+    alpha: bool
 
 
 def read_rope(
@@ -164,13 +166,16 @@ def read_rope(
     dims: int | None = None,
     interleaved: bool = False,
     absent: Mapping[str, Any] | None = None,
+    inert: frozenset[str] = frozenset(),
+    alpha: bool = False,
 ) -> tuple[RopeConfig, ...]:
     """Read the rotary parameters of each layer from config.json, in either dialect.
 
     Layers of `local_kind` have `local_theta`, and no scaling, where that is not None and the parameters are not
     nested by layer type. `dims` of a head are rotated, or the `partial` one. Where config.json has no parameters
-    they are those of `absent`. Raises UnsupportedModelError for a scheme that is not computed here, and ConfigError
-    for one that makes no sense.
+    they are those of `absent`; keys that are `inert` in them have no effect. `alpha` allows the dynamic scheme an
+    alpha (HunYuan): theta stretched once, whatever the length. Raises UnsupportedModelError for a scheme that is not
+    computed here, and ConfigError for one that makes no sense.
     """
     theta = reader.read(Key("rope_theta", float, default_theta, nullable=True, minimum=_LEAST_THETA))
     defaults = _Defaults(
@@ -181,6 +186,8 @@ def read_rope(
         1.0 if partial is None else partial,
         dims,
         interleaved,
+        inert,
+        alpha,
     )
     dialects = [found for found in map(reader.object, ("rope_scaling", "rope_parameters")) if found is not None]
     otherwise = {} if absent is None or reader.has("rope_parameters") else absent
@@ -231,9 +238,17 @@ def _read_one(reader: ConfigReader, defaults: _Defaults) -> RopeConfig:
         raise reader.fail(
             ConfigError, f"partial_rotary_factor {partial:g} of head_dim {defaults.head_dim} rotates {dims} elements"
         )
+    reader.discard(defaults.inert)
+    alpha = reader.read(Key("alpha", float, None, nullable=True, minimum=0, maximum=1e6)) if defaults.alpha else None
+    if kind == "dynamic" and dims == 2:
+        raise reader.fail(ConfigError, "RoPE of type 'dynamic' needs more than one pair to rotate")
     if kind == "default":
         reader.discard(["factor"] if reader.values.get("factor") in (None, 1, 1.0) else [])
         scaling: RopeScaling | None = None
+    elif kind == "dynamic" and alpha:
+        theta *= alpha ** (dims / (dims - 2))
+        reader.discard(["factor"])
+        scaling = None
     elif kind in _LONGROPE:
         scaling = _read_longrope(reader, defaults, dims // 2)
     elif kind in _SCALINGS:

@@ -155,6 +155,9 @@ def _mlp(module: str, shape: MLPConfig, hidden: int, experts: tuple[int, ...] = 
     for part in ("gate", "up") if shape.gated else ("up",):
         shapes |= _linear(f"{module}.{part}_proj", shape.intermediate_size, hidden, bias=shape.bias)
     shapes |= _linear(f"{module}.down_proj", hidden, shape.intermediate_size, bias=shape.bias)
+    if shape.activation == "xielu":
+        shapes |= {f"{module}.act_fn.{name}": (1,) for name in ("alpha_p", "alpha_n")}
+        shapes |= {f"{module}.act_fn.{name}": () for name in ("beta", "eps")}
     return {name: (*experts, *form) for name, form in shapes.items()}
 
 

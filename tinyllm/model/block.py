@@ -99,6 +99,18 @@ class SandwichBlock(BranchNormBlock):
         return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
 
 
+class ScaledSandwichBlock(SandwichBlock):
+    """The same, with each branch times a scale (HyperCLOVA X)."""
+
+    def __call__(
+        self, x: mx.array, offset: Offset, cache: LayerCache | None, mask: mx.array | None = None
+    ) -> mx.array:
+        """As `TransformerBlock`."""
+        scale = self._layer.branch_scale
+        x = x + scale * self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), offset, cache, mask))
+        return x + scale * self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+
+
 class ParallelBlock(TransformerBlock):
     """Both branches of the same x (GPT-J), each with its norm or both with one."""
 
@@ -118,6 +130,7 @@ _BLOCKS: dict[str, type[TransformerBlock]] = {
     "sandwich": SandwichBlock,
     "parallel": ParallelBlock,
 }
+_SCALED_BLOCKS: dict[str, type[TransformerBlock]] = {"pre": ScaledBlock, "sandwich": ScaledSandwichBlock}
 
 
 def make_block(layer_idx: int, config: Config, weights: WeightStore, features: ModelFeatures) -> TransformerBlock:
@@ -128,9 +141,9 @@ def make_block(layer_idx: int, config: Config, weights: WeightStore, features: M
 def block_of(layer: LayerConfig) -> type[TransformerBlock]:
     """Return the class of a layer's block. Raises UnsupportedModelError for what no block computes."""
     scaled, deep = layer.branch_scale != 1, layer.residual_scale != 1
-    if (scaled and layer.placement != "pre") or (deep and layer.placement != "post"):
+    if (scaled and layer.placement not in _SCALED_BLOCKS) or (deep and layer.placement != "post"):
         raise UnsupportedModelError(f"norms of placement {layer.placement!r} and scaled branches do not go together")
-    return ScaledBlock if scaled else _BLOCKS[layer.placement]
+    return (_SCALED_BLOCKS if scaled else _BLOCKS)[layer.placement]
 
 
 Mixer = Attention | LatentAttention

@@ -11,7 +11,7 @@ from tinyllm.config.config import Config
 from tinyllm.config.layers import MLPConfig
 from tinyllm.errors import ConfigError
 from tinyllm.model.linear import Linear, Projections
-from tinyllm.ops.activation import ACTIVATIONS, clipped_swiglu, gated, swiglu
+from tinyllm.ops.activation import ACTIVATIONS, clipped_swiglu, gated, swiglu, xielu
 from tinyllm.ops.features import ModelFeatures
 
 
@@ -31,7 +31,8 @@ class MLP:
         if not isinstance(found, MLPConfig):
             raise ConfigError(f"{prefix} is a mixture of experts")
         self._gated = found.gated
-        self._activate = activation_of(found, features)
+        own = found.activation == "xielu"
+        self._activate = read_xielu(f"{prefix}.act_fn", weights) if own else activation_of(found, features)
         parts = ("gate", "up") if found.gated else ("up",)
         self._up = Projections(tuple(f"{prefix}.{part}_proj" for part in parts), weights, features)
         self._down = Linear((f"{prefix}.down_proj",), weights, features)
@@ -39,6 +40,15 @@ class MLP:
     def __call__(self, x: mx.array) -> mx.array:
         """Map x (batch, seq, hidden) to the same shape."""
         return self._down(self._activate(*mx.split(self._up(x), 2 if self._gated else 1, axis=-1)))
+
+
+def read_xielu(module: str, weights: WeightStore) -> Callable[[mx.array], mx.array]:
+    """Return the activation with the layer's own parameters, which files hold as the inverse of softplus."""
+    names = ("alpha_p", "alpha_n", "beta", "eps")
+    above, below, beta, eps = (weights.tensor(f"{module}.{name}").astype(mx.float32) for name in names)
+    above, below = mx.logaddexp(above, 0), beta + mx.logaddexp(below, 0)
+    mx.eval(above, below)
+    return partial(xielu, above=above, below=below, beta=beta, eps=eps)
 
 
 def activation_of(shape: MLPConfig, features: ModelFeatures) -> Callable[..., mx.array]:

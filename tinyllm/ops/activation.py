@@ -38,6 +38,15 @@ def relu2(x: mx.array) -> mx.array:
     return mx.square(mx.maximum(x, 0))
 
 
+def xielu(x: mx.array, above: mx.array, below: mx.array, beta: mx.array, eps: mx.array) -> mx.array:
+    """Above 0, `above` x^2 + `beta` x; elsewhere `below` (exp(x) - 1 - x) + `beta` x (arXiv 2411.13010).
+
+    The exponential is of x up to `eps`, which is below 0 and next to it.
+    """
+    bent = mx.where(x > 0, above * x * x, below * (mx.expm1(mx.minimum(x, eps)) - x))
+    return (bent + beta * x).astype(x.dtype)
+
+
 ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
     "silu": silu,
     "gelu": gelu,

@@ -3,42 +3,548 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from tinyllm.config.family import Family, all_sliding, sliding_from_max_window_layers
-from tinyllm.config.reader import Key
+from tinyllm.config.family import (
+    FULL,
+    SLIDING,
+    Family,
+    Found,
+    Of,
+    all_but_every,
+    all_layers,
+    all_sliding,
+    every,
+    first_of,
+    flags,
+    listed,
+    read_layer_types,
+    sliding_from_max_window_layers,
+    when,
+)
+from tinyllm.config.fused import Split, stacked_gate_up
+from tinyllm.config.layers import QueryScaling
+from tinyllm.config.reader import ConfigReader, Key
+from tinyllm.errors import ConfigError
+
+
+def _kv_heads(default: int) -> Key:
+    return Key("num_key_value_heads", int, default, nullable=True, minimum=1)
+
+
+def _head_dim(default: int) -> Key:
+    return Key("head_dim", int, default, nullable=True, minimum=1)
+
+
+def _positions(default: int) -> Key:
+    return Key("max_position_embeddings", int, default, minimum=1)
+
+
+def _window(default: int | None) -> Key:
+    return Key("sliding_window", int, default, nullable=True, minimum=1)
+
+
+def _rotated(default: float) -> Key:
+    return Key("partial_rotary_factor", float, default, nullable=True, minimum=0)
+
+
+def _eps(default: float, name: str = "rms_norm_eps") -> Key:
+    return Key(name, float, default, minimum=0)
+
+
+def _is_falsy(value: Any) -> bool:
+    return not value
+
+
+_ATTENTION_BIAS = Key("attention_bias", bool, False)
+_MLP_BIAS = Key("mlp_bias", bool, False)
+_TIED = Key("tie_word_embeddings", bool, True)
+_NO_TRAINING = frozenset({"pretraining_tp"})  # keys of the machines that a model was trained on
 
 _LLAMA = Family(
     "llama",
-    qkv_bias=Key("attention_bias", bool, False),
-    output_bias=Key("attention_bias", bool, False),
-    mlp_bias=Key("mlp_bias", bool, False),
-    inert=frozenset({"pretraining_tp"}),
+    qkv_bias=_ATTENTION_BIAS,
+    output_bias=_ATTENTION_BIAS,
+    mlp_bias=_MLP_BIAS,
+    inert=_NO_TRAINING,
+)
+_MISTRAL = Family(
+    "mistral",
+    num_key_value_heads=_kv_heads(8),
+    max_position_embeddings=_positions(4096 * 32),
+    sliding_window=_window(4096),
+    layer_types=all_sliding,
 )
 _QWEN2 = Family(
     "qwen2",
-    num_key_value_heads=Key("num_key_value_heads", int, 32, nullable=True, minimum=1),
-    max_position_embeddings=Key("max_position_embeddings", int, 32768, minimum=1),
-    sliding_window=Key("sliding_window", int, 4096, nullable=True, minimum=1),
+    num_key_value_heads=_kv_heads(32),
+    max_position_embeddings=_positions(32768),
+    sliding_window=_window(4096),
     layer_types=sliding_from_max_window_layers,
     qkv_bias=True,
 )
 
+# ---------------------------------------------------------------- positions in some layers alone
+
+_smollm3_rotates = flags("no_rope_layers", all_but_every(Key("no_rope_layer_interval", int, 4, minimum=1)))
+
+
+def _smollm3_layers(reader: ConfigReader, layers: int) -> tuple[str, ...]:
+    """Windows only if `use_sliding_window`: as `layer_types` says, else where nothing rotates."""
+    windowed = reader.read(Key("use_sliding_window", bool, False))
+    said = read_layer_types(reader, layers)
+    if not windowed and said and SLIDING in said:
+        raise reader.fail(ConfigError, f"layer_types lists {SLIDING!r} layers, but use_sliding_window is not true")
+    rotates = _smollm3_rotates(reader, layers)
+    return said or tuple(SLIDING if windowed and not here else FULL for here in rotates)
+
+
+_EXAONE4_WINDOW = _window(4096)
+
+
+def _exaone4_layers(reader: ConfigReader, layers: int) -> tuple[str, ...]:
+    """As `layer_types` says; where it is absent and there is a window, full in every fourth layer."""
+    said = read_layer_types(reader, layers)
+    if said is not None or reader.read(_EXAONE4_WINDOW) is None:
+        reader.discard(["sliding_window_pattern"])  # a number, or letters, or null
+        return said or (FULL,) * layers
+    return every(Key("sliding_window_pattern", int, 4, minimum=1))(reader, layers)
+
+
+def _exaone4_rotates(reader: ConfigReader, layers: int) -> tuple[bool, ...]:
+    """Where some layers have a window, these alone rotate."""
+    if reader.read(_EXAONE4_WINDOW) is None:
+        return all_layers(reader, layers)
+    return tuple(kind == SLIDING for kind in _exaone4_layers(reader, layers))
+
+
+def _full_from_first(reader: ConfigReader, layers: int) -> tuple[str, ...]:
+    """Every fourth layer is full, the first among them."""
+    return tuple(SLIDING if i % 4 else FULL for i in range(layers))
+
+
+_NOPE = (
+    replace(
+        _LLAMA,
+        model_type="smollm3",
+        num_key_value_heads=_kv_heads(4),
+        max_position_embeddings=_positions(32768),
+        tie_word_embeddings=_TIED,
+        layer_types=_smollm3_layers,
+        sliding_window=_window(None),
+        rope_layers=_smollm3_rotates,
+        rope_theta=2e6,
+    ),
+    Family(
+        "exaone4",
+        num_key_value_heads=_kv_heads(32),
+        layer_types=_exaone4_layers,
+        sliding_window=_EXAONE4_WINDOW,
+        rope_layers=_exaone4_rotates,
+        qk_norm="head",
+        norm_eps=_eps(1e-5),
+        placement="branch",
+    ),
+)
+
+# ---------------------------------------------------------------- OLMo
+
+_CLIP = Key("clip_qkv", float, None, nullable=True, minimum=1e-6)
+_OLMO = Family(
+    "olmo",
+    qkv_bias=_ATTENTION_BIAS,
+    output_bias=_ATTENTION_BIAS,
+    clip=_CLIP,
+    norm="layer",
+    norm_eps=1e-5,
+    norm_weight=False,
+    inert=_NO_TRAINING,
+)
+_OLMO2 = replace(
+    _OLMO,
+    model_type="olmo2",
+    clip=None,
+    qk_norm="whole",
+    norm="rms",
+    norm_eps=_eps(1e-5),
+    norm_weight=True,
+    placement="branch",
+)
+_OLMO3 = replace(
+    _OLMO2,
+    model_type="olmo3",
+    sliding_window=_window(4096),
+    layer_types=listed(every(4)),
+    rope_theta=500000.0,
+    local_theta=500000.0,  # a theta or a scaling that is said for the whole model is that of the full layers
+)
+
+# ---------------------------------------------------------------- multipliers
+
+_GRANITE = replace(
+    _LLAMA,
+    model_type="granite",
+    attention_scale=Key("attention_multiplier", float, 1.0),
+    branch_scale=Key("residual_multiplier", float, 1.0),
+    embedding_scale=Key("embedding_multiplier", float, 1.0),
+    logit_scale=Of(Key("logits_scaling", float, 1.0, minimum=1e-6), lambda divisor: 1 / divisor),
+)
+
+
+def _granite_swa_thetas(reader: ConfigReader, layers: int) -> tuple[float, ...]:
+    """Return the theta of each layer; 0 rotates nothing."""
+    said = reader.read(Key("layer_rope_theta", list, None, nullable=True))
+    if said is None:
+        return (0.0,) * layers
+    thetas = [0 if theta is None else theta for theta in said]
+    numbers = all(isinstance(theta, (int, float)) and not isinstance(theta, bool) for theta in thetas)
+    if len(said) != layers or not numbers or not all(theta == 0 or 2 <= theta <= 1e30 for theta in thetas):
+        raise reader.fail(ConfigError, f"layer_rope_theta must be {layers} numbers above 2, or 0 for no rotation")
+    return tuple(map(float, thetas))
+
+
+def _granite_swa_rotates(reader: ConfigReader, layers: int) -> tuple[bool, ...]:
+    if not reader.has("layer_rope_theta"):
+        return all_layers(reader, layers)
+    return tuple(theta != 0 for theta in _granite_swa_thetas(reader, layers))
+
+
+_GRANITE_SWA = replace(
+    _GRANITE,
+    model_type="granite_swa",
+    num_key_value_heads=_kv_heads(4),
+    max_position_embeddings=_positions(8192),
+    tie_word_embeddings=_TIED,
+    layer_types=listed(_full_from_first),
+    sliding_window=_window(128),
+    sinks=True,
+    rope_layers=_granite_swa_rotates,
+    layer_thetas=_granite_swa_thetas,
+    norm_eps=_eps(1e-5),
+)
+_HYPERCLOVAX = replace(
+    _GRANITE,
+    model_type="hyperclovax",
+    attention_scale=Key("attention_multiplier", float, None, nullable=True),
+    logit_scale=Key("logits_scaling", float, 1.0),
+    placement="sandwich",
+    refused={"use_post_norm": bool},
+    renames=(
+        (r"\.post_attention_layernorm\b", ".pre_feedforward_layernorm"),
+        (r"\.post_norm1\b", ".post_attention_layernorm"),
+        (r"\.post_norm2\b", ".post_feedforward_layernorm"),
+    ),
+)
+
+# ---------------------------------------------------------------- interleaved rotation
+
+_GLM = Family(
+    "glm",
+    num_key_value_heads=_kv_heads(2),
+    head_dim=_head_dim(128),
+    max_position_embeddings=_positions(131072),
+    qkv_bias=Key("attention_bias", bool, True),
+    rope_interleaved=True,
+    partial_rotary_factor=_rotated(0.5),
+    norm_eps=_eps(1.5625e-07),
+    splits=(Split(".gate_up_proj", stacked_gate_up),),
+)
+_USE_BIAS = Of(Key("use_bias", bool, False, nullable=True), bool)
+
+_INTERLEAVED = (
+    Family(
+        "ernie4_5",
+        num_key_value_heads=_kv_heads(2),
+        head_dim=_head_dim(128),
+        max_position_embeddings=_positions(131072),
+        tie_word_embeddings=_TIED,
+        qkv_bias=_USE_BIAS,
+        output_bias=_USE_BIAS,
+        mlp_bias=_USE_BIAS,
+        rope_theta=500000.0,
+        rope_interleaved=True,
+        norm_eps=_eps(1e-5),
+    ),
+    Family(
+        "helium",
+        num_key_value_heads=_kv_heads(20),
+        head_dim=_head_dim(128),
+        max_position_embeddings=_positions(4096),
+        qkv_bias=_ATTENTION_BIAS,
+        mlp_bias=_MLP_BIAS,
+        rope_theta=100000.0,
+        rope_interleaved=True,
+        norm_eps=_eps(1e-8),
+    ),
+    _GLM,
+    replace(
+        _GLM,
+        model_type="glm4",
+        placement="sandwich",
+        renames=(
+            (r"\.post_attention_layernorm\b", ".pre_feedforward_layernorm"),
+            (r"\.post_self_attn_layernorm\b", ".post_attention_layernorm"),
+            (r"\.post_mlp_layernorm\b", ".post_feedforward_layernorm"),
+        ),
+    ),
+)
+
+# ---------------------------------------------------------------- Ministral
+
+_MINISTRAL3_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale_all_dim": 1.0,
+    "mscale": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+
+
+def _ministral3_scaling(reader: ConfigReader) -> QueryScaling | None:
+    """Return what `llama_4_scaling_beta` asks for, which stands among the rotary parameters."""
+    said = [found for found in map(reader.object, ("rope_scaling", "rope_parameters")) if found is not None]
+    rope = said[0] if said else ConfigReader(_MINISTRAL3_ROPE, reader.source, "rope_parameters")
+    beta = rope.read(Key("llama_4_scaling_beta", float, None, nullable=True))
+    longest = reader.read(_MINISTRAL3.max_position_embeddings)
+    original = rope.read(Key("original_max_position_embeddings", int, longest, minimum=1))
+    return QueryScaling(beta, original) if beta else None
+
+
+_MINISTRAL3 = replace(
+    _MISTRAL,
+    model_type="ministral3",
+    head_dim=_head_dim(128),
+    max_position_embeddings=_positions(262144),
+    sliding_window=_window(None),
+    query_scaling=Found(_ministral3_scaling),
+    rope_parameters=_MINISTRAL3_ROPE,
+    rope_inert=frozenset({"llama_4_scaling_beta", "max_position_embeddings"}),
+    norm_eps=_eps(1e-5),
+)
+
+# ---------------------------------------------------------------- LayerNorm, or networks that are not gated
+
+_STARCODER2_BIAS = Key("use_bias", bool, True)
+_STARCODER2 = Family(
+    "starcoder2",
+    num_key_value_heads=_kv_heads(2),
+    max_position_embeddings=_positions(4096),
+    tie_word_embeddings=_TIED,
+    layer_types=all_sliding,
+    sliding_window=_window(None),
+    qkv_bias=_STARCODER2_BIAS,
+    output_bias=_STARCODER2_BIAS,
+    activation=Key("hidden_act", str, "gelu_pytorch_tanh"),
+    gated=False,
+    mlp_bias=_STARCODER2_BIAS,
+    norm="layer",
+    norm_eps=_eps(1e-5, "norm_epsilon"),
+    norm_bias=True,
+    inert=frozenset({"activation_function", "residual_dropout"}),
+    refused={"mlp_type": lambda value: value == "default", "norm_type": lambda value: value == "layer_norm"},
+    renames=((r"\.mlp\.c_fc\b", ".mlp.up_proj"), (r"\.mlp\.c_proj\b", ".mlp.down_proj")),
+)
+_STABLELM = Family(
+    "stablelm",
+    num_key_value_heads=_kv_heads(32),
+    head_dim=None,
+    max_position_embeddings=_positions(4096),
+    qkv_bias=Key("use_qkv_bias", bool, False),
+    qk_norm=when("qk_layernorm", "heads"),
+    qk_norm_bias=False,
+    partial_rotary_factor=_rotated(0.25),
+    norm="layer",
+    norm_eps=_eps(1e-5, "layer_norm_eps"),
+    norm_bias=True,
+    placement=Of(Key("use_parallel_residual", bool, False), lambda parallel: "parallel" if parallel else "pre"),
+    shared_norm=Key("use_parallel_residual", bool, False),
+    renames=((r"\.self_attn\.([qk])_layernorm\.norms\.", r".self_attn.\1_norm."),),
+)
+_NEMOTRON = replace(
+    _LLAMA,
+    model_type="nemotron",
+    max_position_embeddings=_positions(4096),
+    partial_rotary_factor=_rotated(0.5),
+    activation=Key("hidden_act", str, "relu2"),
+    gated=False,
+    norm="layer",
+    norm_eps=_eps(1e-5, "norm_eps"),
+    norm_bias=True,
+    norm_offset=1.0,
+    inert=_NO_TRAINING | {"kv_channels"},
+)
+_JAIS2_ATTENTION_BIAS = Key("attention_bias", bool, True)
+_JAIS2 = replace(
+    _NEMOTRON,
+    model_type="jais2",
+    max_position_embeddings=_positions(8192),
+    qkv_bias=_JAIS2_ATTENTION_BIAS,
+    output_bias=_JAIS2_ATTENTION_BIAS,
+    partial_rotary_factor=_LLAMA.partial_rotary_factor,
+    mlp_bias=Key("mlp_bias", bool, True),
+    norm_eps=_eps(1e-5, "layer_norm_eps"),
+    norm_offset=0.0,
+)
+_ARCEE = replace(
+    _LLAMA,
+    model_type="arcee",
+    max_position_embeddings=_positions(4096),
+    activation=Key("hidden_act", str, "relu2"),
+    gated=False,
+    norm_eps=_eps(1e-5),
+)
+_APERTUS = Family(
+    "apertus",
+    max_position_embeddings=_positions(65536),
+    qkv_bias=_ATTENTION_BIAS,
+    output_bias=_ATTENTION_BIAS,
+    qk_norm="head",
+    rope_theta=12e6,
+    rope_parameters={
+        "rope_type": "llama3",
+        "rope_theta": 12e6,
+        "factor": 8.0,
+        "original_max_position_embeddings": 8192,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    },
+    activation=Key("hidden_act", str, "xielu"),
+    gated=False,
+    norm_eps=_eps(1e-5),
+    refused={"mlp_bias": _is_falsy, "post_norm": _is_falsy, "qk_norm": bool},
+    renames=(
+        (r"\.attention_layernorm\b", ".input_layernorm"),
+        (r"\.feedforward_layernorm\b", ".post_attention_layernorm"),
+    ),
+)
+
+# ---------------------------------------------------------------- Llama under other names
+
+_INTERNLM3_BIAS = first_of(Key("mlp_bias", bool, False), Key("bias", bool, False))
+
+_RENAMED = (
+    replace(
+        _LLAMA,
+        model_type="seed_oss",
+        num_key_value_heads=_kv_heads(8),
+        head_dim=_head_dim(128),
+        max_position_embeddings=_positions(524288),
+        qkv_bias=Key("attention_bias", bool, True),
+        output_bias=Key("attention_out_bias", bool, False),
+        inert=_NO_TRAINING | {"residual_dropout"},
+    ),
+    replace(
+        _LLAMA,
+        model_type="cwm",
+        num_key_value_heads=_kv_heads(8),
+        head_dim=_head_dim(128),
+        max_position_embeddings=_positions(131072),
+        layer_types=listed(_full_from_first),
+        sliding_window=Of(Key("sliding_window", int, 8192, nullable=True, minimum=0), lambda window: window or None),
+        qkv_bias=False,
+        output_bias=False,
+        rope_theta=1e6,
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 1e6,
+            "factor": 16.0,
+            "original_max_position_embeddings": 8192,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+        },
+        norm_eps=_eps(1e-5),
+        refused={"attention_bias": _is_falsy},
+    ),
+    replace(
+        _LLAMA,
+        model_type="internlm3",
+        num_key_value_heads=_kv_heads(2),
+        head_dim=_head_dim(128),
+        max_position_embeddings=_positions(32768),
+        qkv_bias=first_of(_ATTENTION_BIAS, Key("qkv_bias", bool, False)),
+        output_bias=_INTERNLM3_BIAS,
+        mlp_bias=_INTERNLM3_BIAS,
+        norm_eps=_eps(1e-5),
+    ),
+    replace(
+        _LLAMA,
+        model_type="iquestcoder",
+        num_key_value_heads=_kv_heads(8),
+        head_dim=_head_dim(128),
+        max_position_embeddings=_positions(131072),
+        norm_eps=_eps(1e-5),
+        refused={"clip_qkv": _is_falsy},
+    ),
+    replace(
+        _LLAMA,
+        model_type="exaone",
+        num_hidden_layers=first_of(_LLAMA.num_hidden_layers, replace(_LLAMA.num_hidden_layers, name="num_layers")),
+        num_key_value_heads=_kv_heads(8),
+        max_position_embeddings=_positions(4096),
+        rope_theta=500000.0,
+        activation=first_of(_LLAMA.activation, replace(_LLAMA.activation, name="activation_function")),
+        norm_eps=first_of(_eps(1e-5), _eps(1e-5, "layer_norm_epsilon")),
+        inert=_NO_TRAINING | {"embed_dropout"},
+        renames=(
+            (r"^transformer\.wte\b", "model.embed_tokens"),
+            (r"^transformer\.h\.", "model.layers."),
+            (r"^transformer\.ln_f\b", "model.norm"),
+            (r"\.attn\.attention\.", ".self_attn."),
+            (r"\.self_attn\.out_proj\b", ".self_attn.o_proj"),
+            (r"\.ln_1\b", ".input_layernorm"),
+            (r"\.ln_2\b", ".post_attention_layernorm"),
+            (r"\.mlp\.c_fc_0\b", ".mlp.gate_proj"),
+            (r"\.mlp\.c_fc_1\b", ".mlp.up_proj"),
+            (r"\.mlp\.c_proj\b", ".mlp.down_proj"),
+        ),
+    ),
+)
+_HUNYUAN = replace(
+    _LLAMA,
+    model_type="hunyuan_v1_dense",
+    qk_norm="head",
+    qk_norm_after_rope=True,
+    rope_alpha=True,
+    rope_inert=frozenset({"beta_fast", "beta_slow", "mscale", "mscale_all_dim"}),
+    mlp_bias=False,
+    norm_eps=_eps(1e-5),
+    inert=_NO_TRAINING | {"eod_token_id"},
+    refused={"mlp_bias": _is_falsy, "use_cla": _is_falsy, "use_mla": _is_falsy, "use_qk_norm": bool},
+    renames=((r"\.query_layernorm\b", ".q_norm"), (r"\.key_layernorm\b", ".k_norm")),
+)
+
 ROWS = (
     _LLAMA,
-    Family(
-        "mistral",
-        num_key_value_heads=Key("num_key_value_heads", int, 8, nullable=True, minimum=1),
-        max_position_embeddings=Key("max_position_embeddings", int, 4096 * 32, minimum=1),
-        sliding_window=Key("sliding_window", int, 4096, nullable=True, minimum=1),
-        layer_types=all_sliding,
-    ),
+    _MISTRAL,
     _QWEN2,
     replace(
         _QWEN2,
         model_type="qwen3",
-        head_dim=Key("head_dim", int, 128, nullable=True, minimum=1),
-        qkv_bias=Key("attention_bias", bool, False),
-        output_bias=Key("attention_bias", bool, False),
+        head_dim=_head_dim(128),
+        qkv_bias=_ATTENTION_BIAS,
+        output_bias=_ATTENTION_BIAS,
         qk_norm="head",
     ),
+    *_NOPE,
+    _OLMO,
+    _OLMO2,
+    _OLMO3,
+    _GRANITE,
+    _GRANITE_SWA,
+    _HYPERCLOVAX,
+    *_INTERLEAVED,
+    replace(_MISTRAL, model_type="ministral", layer_types=listed(all_sliding)),
+    _MINISTRAL3,
+    _STARCODER2,
+    _STABLELM,
+    _NEMOTRON,
+    _JAIS2,
+    _ARCEE,
+    _APERTUS,
+    *_RENAMED,
+    _HUNYUAN,
 )
