@@ -109,7 +109,11 @@ def test_rotary_parameters_that_are_absent_are_the_familys_own(name: str, factor
 
 def test_ministral3_scales_queries_by_a_value_among_the_rotary_parameters() -> None:
     yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
-    assert attention(read("ministral3"))[0].query_scaling == QueryScaling(0.1, 16384)
+    absent = attention(read("ministral3"))[0]
+    assert absent.query_scaling == QueryScaling(0.1, 16384)
+    assert absent.rope is not None
+    assert absent.rope.scaling == YarnScaling(16.0, None, 32.0, 1.0, 1.0, 1.0, 16384, truncate=True)
+    assert absent.rope.theta == 1e6
     for name in ("rope_scaling", "rope_parameters"):
         said = read("ministral3", **{name: {**yarn, "llama_4_scaling_beta": 0.5}})
         assert attention(said)[0].query_scaling == QueryScaling(0.5, 32)
