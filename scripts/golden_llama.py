@@ -288,6 +288,16 @@ _RENAMED = (
         dialects={"own": _renamed(attention_bias="qkv_bias", mlp_bias="bias")},
     ),
     Case(
+        "internlm3-dynamic",
+        "InternLM3",
+        {
+            **_TWO,
+            "max_position_embeddings": 24,
+            **rope({"rope_type": "dynamic", "rope_theta": 50.0, "factor": 3.0}),
+        },
+        classes=("InternLM3Config", "LlamaForCausalLM"),
+    ),
+    Case(
         "iquestcoder",
         "IQuestCoder",
         {**_TWO, **WIDE_HEADS},
