@@ -45,12 +45,15 @@ def build(config: Config, folder: Path, features: ModelFeatures) -> ModelForCaus
 
 
 def run(model: ModelForCausalLM, ids: mx.array, pieces: list[int], page_size: int | None = None) -> mx.array:
-    """Feed ids (1, n) piece by piece through one set of caches, dense or in such pages: logits (n, vocab)."""
+    """Feed ids (1, n) piece by piece through one set of caches, dense or in such pages: logits (n, vocab).
+
+    All are known from the start: where RoPE depends on the length, it is that of the whole.
+    """
     caches = model.create_kv_cache() if page_size is None else model.create_kv_cache("paged", page_size)
     logits = []
     start = 0
     for size in pieces:
-        logits.append(model(ids[:, start : start + size], start, caches)[0])
+        logits.append(model(ids[:, start : start + size], start, caches, length=ids.shape[1])[0])
         mx.eval(logits[-1])
         start += size
     return mx.concatenate(logits)

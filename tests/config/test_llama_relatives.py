@@ -124,11 +124,11 @@ def test_ministral3_scales_queries_by_a_value_among_the_rotary_parameters() -> N
 
 def test_hunyuan_stretches_theta_by_alpha_and_others_do_not_know_it() -> None:
     dynamic = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32, "mscale": 1.0}
-    config = read("hunyuan_v1_dense", head_dim=128, rope_scaling=dynamic)
-    rope = ropes(config)[0]
-    assert rope is not None
-    assert rope.scaling is None
-    assert rope.theta == pytest.approx(10000.0 * 1000.0 ** (128 / 126))
+    for model_type in ("hunyuan_v1_dense", "hunyuan_v1_moe"):
+        rope = ropes(read(model_type, head_dim=128, rope_scaling=dynamic))[0]
+        assert rope is not None
+        assert rope.scaling is None
+        assert rope.theta == pytest.approx(10000.0 * 1000.0 ** (128 / 126))
     with pytest.raises(UnknownKeyError, match="alpha"):
         read("llama", rope_scaling={"type": "dynamic", "alpha": 1000.0, "factor": 1.0})
     with pytest.raises(ConfigError, match="more than one pair"):
@@ -144,7 +144,7 @@ def test_exaone_has_its_own_names_for_keys() -> None:
     assert (config.num_hidden_layers, config.rms_norm_eps) == (3, 0.25)
     assert all(isinstance(layer.feed_forward, MLPConfig) for layer in config.layers)
     assert {layer.feed_forward.activation for layer in config.layers} == {"gelu"}  # type: ignore[union-attr]
-    with pytest.raises(ConfigError, match="num_hidden_layers and num_layers contradict each other"):
+    with pytest.raises(ConfigError, match="'num_hidden_layers' and 'num_layers' contradict each other"):
         read("exaone", num_layers=3, num_hidden_layers=2)
 
 

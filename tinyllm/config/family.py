@@ -48,18 +48,6 @@ def when(name: str, value: Any, default: bool = False) -> Of:
     return Of(Key(name, bool, default), lambda flag: value if flag else None)
 
 
-def first_of(*keys: Key) -> Found:
-    """Return what one of these keys says, which are names of the same; where none is there, the first's default."""
-
-    def read(reader: ConfigReader) -> Any:
-        said = [reader.read(key) for key in keys if key.name in reader.values]
-        if any(other != said[0] for other in said):
-            raise reader.fail(ConfigError, f"{' and '.join(key.name for key in keys)} contradict each other")
-        return said[0] if said else reader.read(keys[0])
-
-    return Found(read)
-
-
 def resolve(row: Any, reader: ConfigReader) -> dict[str, Any]:
     """Read what is to be read of a row's fields; constants pass through."""
     return {name: _resolved(value, reader) for name, value in vars(row).items()}

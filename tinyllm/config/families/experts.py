@@ -537,14 +537,16 @@ def _one_for_all(name: str, default: int) -> Found:
 
 
 # Of the images and the classifier that a relative has, and of training. Experts are as wide as `intermediate_size`.
-_HUNYUAN_INERT = frozenset(
+HUNYUAN_INERT = frozenset(
     """
     cla_share_factor class_num dense_list eod_token_id im_end_id im_newline_id im_start_id mask_init_id
     moe_drop_tokens moe_intermediate_size moe_random_routing_dropped_token pad_id pool_type pretraining_tp text_end_id
     text_start_id video_end_id video_start_id vit_path
     """.split()
 )
-_HUNYUAN_ABSENT = """
+# Among the rotary parameters, beside an alpha that does without them.
+HUNYUAN_ROPE_INERT = frozenset({"beta_fast", "beta_slow", "mscale", "mscale_all_dim"})
+HUNYUAN_ABSENT = """
     add_classification_head group_limited_greedy kv_lora_rank mlp_bias moe_layer_num_skipped n_group
     position_embedding_xdrope q_lora_rank qk_nope_head_dim qk_rope_head_dim routed_scaling_factor topk_group use_cla
     v_head_dim
@@ -562,6 +564,8 @@ _HUNYUAN_V1_MOE = Family(
     output_bias=_ATTENTION_BIAS,
     qk_norm="head",
     qk_norm_after_rope=True,
+    rope_alpha=True,
+    rope_inert=HUNYUAN_ROPE_INERT,
     experts=Experts(
         num_experts=_count("num_experts", 1, "num_local_experts"),
         top_k=_one_for_all("moe_topk", 1),
@@ -569,9 +573,9 @@ _HUNYUAN_V1_MOE = Family(
         shared_size=_MLP_SIZE,
     ),
     norm_eps=_eps(1e-5),
-    inert=_TRAINING | _HUNYUAN_INERT,
+    inert=_TRAINING | HUNYUAN_INERT,
     refused={
-        **{name: lambda value: not value for name in _HUNYUAN_ABSENT},
+        **{name: lambda value: not value for name in HUNYUAN_ABSENT},
         "norm_topk_prob": bool,
         "norm_type": lambda value: value == "rms",
         "num_shared_expert": _all_one,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from tinyllm.config.families.experts import HUNYUAN_ABSENT, HUNYUAN_INERT, HUNYUAN_ROPE_INERT
 from tinyllm.config.family import (
     FULL,
     SLIDING,
@@ -15,7 +16,6 @@ from tinyllm.config.family import (
     all_layers,
     all_sliding,
     every,
-    first_of,
     flags,
     listed,
     read_layer_types,
@@ -424,7 +424,7 @@ _APERTUS = Family(
 
 # ---------------------------------------------------------------- Llama under other names
 
-_INTERNLM3_BIAS = first_of(Key("mlp_bias", bool, False), Key("bias", bool, False))
+_INTERNLM3_BIAS = Key("mlp_bias", bool, False, also=("bias",))
 
 _RENAMED = (
     replace(
@@ -465,7 +465,7 @@ _RENAMED = (
         num_key_value_heads=_kv_heads(2),
         head_dim=_head_dim(128),
         max_position_embeddings=_positions(32768),
-        qkv_bias=first_of(_ATTENTION_BIAS, Key("qkv_bias", bool, False)),
+        qkv_bias=Key("attention_bias", bool, False, also=("qkv_bias",)),
         output_bias=_INTERNLM3_BIAS,
         mlp_bias=_INTERNLM3_BIAS,
         norm_eps=_eps(1e-5),
@@ -482,12 +482,12 @@ _RENAMED = (
     replace(
         _LLAMA,
         model_type="exaone",
-        num_hidden_layers=first_of(_LLAMA.num_hidden_layers, replace(_LLAMA.num_hidden_layers, name="num_layers")),
+        num_hidden_layers=replace(_LLAMA.num_hidden_layers, also=("num_layers",)),
         num_key_value_heads=_kv_heads(8),
         max_position_embeddings=_positions(4096),
         rope_theta=500000.0,
-        activation=first_of(_LLAMA.activation, replace(_LLAMA.activation, name="activation_function")),
-        norm_eps=first_of(_eps(1e-5), _eps(1e-5, "layer_norm_epsilon")),
+        activation=replace(_LLAMA.activation, also=("activation_function",)),
+        norm_eps=replace(_eps(1e-5), also=("layer_norm_epsilon",)),
         inert=_NO_TRAINING | {"embed_dropout"},
         renames=(
             (r"^transformer\.wte\b", "model.embed_tokens"),
@@ -506,14 +506,21 @@ _RENAMED = (
 _HUNYUAN = replace(
     _LLAMA,
     model_type="hunyuan_v1_dense",
+    head_dim=replace(_LLAMA.head_dim, also=("attention_head_dim",)),
     qk_norm="head",
     qk_norm_after_rope=True,
     rope_alpha=True,
-    rope_inert=frozenset({"beta_fast", "beta_slow", "mscale", "mscale_all_dim"}),
+    rope_inert=HUNYUAN_ROPE_INERT,
     mlp_bias=False,
     norm_eps=_eps(1e-5),
-    inert=_NO_TRAINING | {"eod_token_id"},
-    refused={"mlp_bias": _is_falsy, "use_cla": _is_falsy, "use_mla": _is_falsy, "use_qk_norm": bool},
+    inert=HUNYUAN_INERT | {"org_vocab_size", "xdrope_section"},
+    refused={
+        **dict.fromkeys((*HUNYUAN_ABSENT, "use_mla"), _is_falsy),
+        **{name: lambda value: value == 1 for name in ("num_experts", "num_shared_expert", "moe_topk")},
+        "norm_type": lambda value: value in ("rms", "hf_rms"),
+        "use_qk_norm": bool,
+        "use_rotary_pos_emb": bool,
+    },
     renames=((r"\.query_layernorm\b", ".q_norm"), (r"\.key_layernorm\b", ".k_norm")),
 )
 
