@@ -200,17 +200,9 @@ def _mixture(reader: ConfigReader, experts: Experts, row: Mapping[str, Any]) -> 
         **{name: said[name] for name in (*names, "selection_bias", "scales_input", "epsilon", "jitter")},
         bias=said["router_bias"],
     )
-    if router.top_k > router.num_experts:
-        raise reader.fail(ConfigError, f"{router.top_k} experts a token are asked for, of {router.num_experts}")
-    if router.num_experts % router.groups or not 0 < router.top_groups <= router.groups:
-        raise reader.fail(
-            ConfigError,
-            f"{router.top_groups} of {router.groups} groups of {router.num_experts} experts make no sense",
-        )
+    check_router(reader, router)
     if router.groups == 1:
         router = replace(router, group_score="best")
-    elif router.group_score == "two best" and router.num_experts == router.groups:
-        raise reader.fail(ConfigError, f"{router.groups} groups of one expert each have no two best")
     width = said["shared_size"]
     if said["shared_experts"] is not None:
         width = said["shared_experts"] * said["intermediate_size"]
@@ -220,3 +212,19 @@ def _mixture(reader: ConfigReader, experts: Experts, row: Mapping[str, Any]) -> 
         shared=_mlp(row, width, bias=row["mlp_bias"]) if width else None,
         shared_gate=said["shared_gate"],
     )
+
+
+def check_router(reader: ConfigReader, router: RouterConfig) -> None:
+    """Raise ConfigError for numbers of experts that cannot be chosen."""
+    if router.num_experts % router.groups or not 0 < router.top_groups <= router.groups:
+        raise reader.fail(
+            ConfigError,
+            f"{router.top_groups} of {router.groups} groups of {router.num_experts} experts make no sense",
+        )
+    group = router.num_experts // router.groups
+    if router.top_k > group * router.top_groups:
+        raise reader.fail(
+            ConfigError, f"{router.top_k} experts a token are asked for, of {group * router.top_groups}"
+        )
+    if router.groups > 1 and router.group_score == "two best" and group < 2:
+        raise reader.fail(ConfigError, f"{router.groups} groups of one expert each have no two best ones")

@@ -15,6 +15,7 @@ from tinyllm.config.family import Family
 from tinyllm.config.inert import GENERATION, HARMLESS, INERT
 from tinyllm.config.layers import LayerConfig, MoeConfig, NormConfig, rope_of
 from tinyllm.config.names import Target, canonical_module, canonical_name, layer_number, targets
+from tinyllm.config.native import NATIVE, read_native
 from tinyllm.config.quantization import QuantizationConfig, read_quantization
 from tinyllm.config.reader import ConfigReader, Key, read_json_object
 from tinyllm.errors import ConfigError
@@ -117,8 +118,9 @@ class Config:
 
 def _read(reader: ConfigReader, outer: ConfigReader, wrapper: Wrapper | None) -> Config:
     """Normalise the text model's keys in `reader`; `outer` is the whole file's reader, and the same unless nested."""
-    family = family_of(reader)
-    model = read_model(reader, family)
+    native = reader.values.get("model_type") == NATIVE.model_type
+    family = NATIVE if native else family_of(reader)
+    model = read_native(reader) if native else read_model(reader, family)
     quantized = reader if reader.has("quantization") or reader.has("quantization_config") else outer
     config = Config(
         **{**model, "tie_word_embeddings": _tied(reader, outer, wrapper, model["tie_word_embeddings"])},
