@@ -110,6 +110,20 @@ class LatentAttentionConfig:
     reach: Reach | None = None
     query_scaling: QueryScaling | None = None
 
+    @property
+    def head_width(self) -> int:
+        """Elements of a token's key and value in one head, were they made of its latent."""
+        return self.plain_dim + self.rope.dims + self.value_dim
+
+    def expands(self, queries: int) -> bool:
+        """Whether as many queries at once are better served by the keys and values of each head than by latents.
+
+        To make them takes as much of each key as to do without takes of each query; a query then reads less of each
+        key, `head_width` in place of two latents and the rotated part.
+        """
+        made = self.latent_rank * (self.plain_dim + self.value_dim)
+        return queries * (2 * self.latent_rank + self.rope.dims - self.head_width) > made
+
 
 @dataclass(frozen=True)
 class DeltaConfig:

@@ -243,7 +243,8 @@ class _Needs:
 
         6 times     what a layer makes of its rows: hidden, q, k, v, gate, up; and in float32 the scores
         14 times    the logits of a row of each sequence, in float32
-        2 times     keys and values of a layer, as wide as the longest sequence, where pages are gathered
+        2 times     keys and values of a layer, as wide as the longest sequence, where pages are gathered, and where
+                    they are made of latents
         """
         prefill = self._step(min(self.prefill_chunk, tokens), 1, tokens)
         return max(prefill, self._step(self.batch, self.batch, tokens))
@@ -289,7 +290,10 @@ class _Needs:
         logits = sequences * self.config.vocab_size * _FLOAT32_BYTES
         sizes = zip(self._kinds, self._sizes(tokens), strict=True)
         gathered = math.ceil(_ROUNDING * sequences * max(size // kind.layers for kind, size in sizes))
-        return _LAYER_ARRAYS * layer + _LOGITS_ARRAYS * logits + _GATHERED_ARRAYS * gathered
+        made = sequences * max(
+            self._expanded_bytes(layer.attention, rows // sequences, tokens) for layer in self.config.layers
+        )
+        return _LAYER_ARRAYS * layer + _LOGITS_ARRAYS * logits + _GATHERED_ARRAYS * (gathered + made)
 
     def _largest_array(self, tokens: int) -> Fraction:
         """The share of the KV cache that the largest array has: of the keys, or the values, of one layer."""
@@ -323,8 +327,16 @@ class _Needs:
     def _layer_bytes(self, layer: LayerConfig, rows: int, tokens: int) -> int:
         heads, width, scored = _mixer_sizes(layer.attention)
         width += self.config.hidden_size + _feed_forward_width(layer.feed_forward)
-        scores = 0 if self.fused_attention else heads * self._kept(tokens, scored)
+        # No kernel has keys as wide as latents.
+        fused = self.fused_attention and isinstance(layer.attention, AttentionConfig)
+        scores = 0 if fused else heads * self._kept(tokens, scored)
         return rows * (width * self.itemsize + scores * _FLOAT32_BYTES)
+
+    def _expanded_bytes(self, mixer: Mixer, queries: int, tokens: int) -> int:
+        """Bytes of the keys and values that are made of a sequence's latents for so many of its queries."""
+        if not isinstance(mixer, LatentAttentionConfig) or not mixer.expands(queries):
+            return 0
+        return self._kept(tokens, mixer.reach) * mixer.num_heads * mixer.head_width * self.itemsize
 
 
 def _mixer_sizes(mixer: Mixer) -> tuple[int, int, Reach | None]:

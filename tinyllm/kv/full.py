@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tinyllm._mx import mx
-from tinyllm.ops.attention import AttentionSpec, attention, mask_of
+from tinyllm.ops.attention import AttentionSpec, attention, keys_and_values, mask_of
 
 
 class TinyKvFullCache:
@@ -41,8 +41,7 @@ class TinyKvFullCache:
         self._keys = _appended(self._keys, k, start, self._step)
         self._values = None if v is None else _appended(self._values, v, start, self._step)
         self.offset = end = start + seq
-        keys = self._keys[:, :, first:end]
-        values = keys[..., : spec.latent] if self._values is None else self._values[:, :, first:end]
+        keys, values = keys_and_values([array[:, :, first:end] for array in self.arrays], spec)
         return attention(q, keys, values, spec, mask_of(spec, start, seq, first, own=mask, dtype=q.dtype))
 
     def trim(self, n: int) -> None:

@@ -21,7 +21,7 @@ from tinyllm.config.reach import Reach
 from tinyllm.errors import ContextLengthError
 from tinyllm.kv.manager import PageManager, Tables
 from tinyllm.kv.pages import BlockTable, PageKind
-from tinyllm.ops.attention import AttentionSpec, attention, mask_of, seen_by, with_bias
+from tinyllm.ops.attention import AttentionSpec, attention, keys_and_values, mask_of, seen_by, with_bias
 
 PAGE_SIZE = 128
 UNBOUNDED = 1 << 40  # pages, of a pool that nobody gave a budget
@@ -232,9 +232,8 @@ class TinyKvPagedCache:
         self._pool.write(self._layer, pages, start, [each[0] for each in new])
         self.offset = end
         first = 0 if spec.reach is None or mask is not None else spec.reach.first(start)
-        keys, *values = self._pool.read(self._layer, pages, first, end)
-        seen = mask_of(spec, start, seq, first, own=mask, dtype=q.dtype)
-        return attention(q, keys, values[0] if values else keys[..., : spec.latent], spec, seen)
+        keys, values = keys_and_values(self._pool.read(self._layer, pages, first, end), spec)
+        return attention(q, keys, values, spec, mask_of(spec, start, seq, first, own=mask, dtype=q.dtype))
 
 
 @dataclass(frozen=True)
@@ -337,14 +336,14 @@ class TinyKvPagedStep:
         if placement.pages is None:
             assert placement.span is not None
             first, end = placement.span
-            keys, *values = (array[None, :, first:end] for array in self.arrays)
+            stored = [array[None, :, first:end] for array in self.arrays]
         else:
-            keys, *values = (gather(array, placement.pages, size) for array in self.arrays)
+            stored = [gather(array, placement.pages, size) for array in self.arrays]
         seen = self._seen if mask is None else mask
         if spec.bias is not None:
             query, key = self._positions[:, None, None], placement.keys(size)[:, None]
             seen = with_bias(spec.bias, query, key, seen, q.dtype)
-        return attention(q, keys, values[0] if values else keys[..., : spec.latent], spec, seen)
+        return attention(q, *keys_and_values(stored, spec), spec, seen)
 
 
 def _written(array: mx.array, slots: mx.array, new: mx.array) -> mx.array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,8 +21,9 @@ class AttentionSpec:
     """What a layer asks of `cache.attend`: scores times `scale`, of the positions within `reach`.
 
     Then come, in this order, `softcap` tanh(scores / softcap), the `bias` by distance, what is hidden, and for the
-    softmax one more score a head, of no value: its `sinks` (heads,). With `latent` there are no values: they are the
-    first so many elements of the keys. The rest chooses the kernels, as `ModelFeatures` has them.
+    softmax one more score a head, of no value: its `sinks` (heads,). With `latent` no values are stored: they are the
+    first so many elements of the keys, or keys and values are what `expand` makes of these. The rest chooses the
+    kernels, as `ModelFeatures` has them.
     """
 
     scale: float
@@ -30,9 +32,18 @@ class AttentionSpec:
     bias: PositionBias | None = None
     sinks: mx.array | None = None
     latent: int | None = None
+    expand: Callable[[mx.array], tuple[mx.array, mx.array]] | None = None
     fused: bool = True
     polynomial_exp: bool = False
     fused_exp: bool = False
+
+
+def keys_and_values(stored: Sequence[mx.array], spec: AttentionSpec) -> tuple[mx.array, mx.array]:
+    """Return what is attended over, of what a cache holds: keys and values, or latents alone."""
+    keys, *values = stored
+    if values:
+        return keys, values[0]
+    return (keys, keys[..., : spec.latent]) if spec.expand is None else spec.expand(keys)
 
 
 def attention(q: mx.array, k: mx.array, v: mx.array, spec: AttentionSpec, mask: Mask) -> mx.array:

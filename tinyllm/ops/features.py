@@ -12,7 +12,8 @@ class ModelFeatures:
     """Each field chooses a fast path; switched off, its readable reference runs instead, with the same logits.
 
     `fused_projections` multiplies by q, k and v (and by gate and up) as one matrix; `gathered_experts` sorts tokens
-    by expert and multiplies by all in one call, in place of each expert by all tokens. What is None is faster on some
+    by expert and multiplies by all in one call, in place of each expert by all tokens; `expanded_latents` makes keys
+    and values of latents where there are so many queries that it pays. What is None is faster on some
     devices only, and left to `load_model`, which says `settled`: `fused_activation` compiles gate and up into one
     kernel (and so the exponentials of `polynomial_exp`); `rope_tables` rotates all layers by the same sines, in place
     of `fused_rope`; `polynomial_exp` computes exponentials in plain float32 operations.
@@ -24,6 +25,7 @@ class ModelFeatures:
     fused_projections: bool = True
     quantized_matmul: bool = True
     gathered_experts: bool = True
+    expanded_latents: bool = True
     fused_activation: bool | None = None
     rope_tables: bool | None = None
     polynomial_exp: bool | None = None
@@ -52,6 +54,7 @@ class ModelFeatures:
             fused_projections=False,
             quantized_matmul=False,
             gathered_experts=False,
+            expanded_latents=False,
             fused_activation=False,
             rope_tables=False,
             polynomial_exp=False,
