@@ -1,0 +1,104 @@
+"""Latent attention: when keys and values are made of latents, and what checkpoints have beside the network."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from golden_cases import GOLDEN, TOLERANCE, build, difference, expected
+
+from tinyllm._mx import mx
+from tinyllm.checkpoint.weights import WeightStore
+from tinyllm.config.config import Config
+from tinyllm.errors import TensorMismatchError
+from tinyllm.kv.full import TinyKvFullCache
+from tinyllm.model.latent_attention import LatentAttention
+from tinyllm.model.load import load_model
+from tinyllm.ops.attention import AttentionSpec
+from tinyllm.ops.features import ModelFeatures
+
+V3 = GOLDEN / "deepseek_v3"
+PREFIX = "model.layers.0.self_attn"
+
+
+class Seen(TinyKvFullCache):
+    """A cache that notes what it is asked for."""
+
+    asked: AttentionSpec
+    width: int
+
+    def attend(
+        self, q: mx.array, k: mx.array, v: mx.array | None, spec: AttentionSpec, mask: mx.array | None = None
+    ) -> mx.array:
+        assert v is None
+        self.asked, self.width = spec, q.shape[-1]
+        return super().attend(q, k, v, spec, mask)
+
+
+def layer(features: ModelFeatures) -> LatentAttention:
+    store = WeightStore.from_path(V3).cast(mx.float32)
+    return LatentAttention(PREFIX, store.config, store, features)
+
+
+@pytest.mark.parametrize(("queries", "expanded"), [(1, False), (36, False), (37, True)])
+def test_keys_are_made_for_many_queries(queries: int, expanded: bool) -> None:
+    """And kept as latents all the same: 12 of the latent and 4 rotated. The golden's heads have 8 + 4 elements."""
+    cache = Seen()
+    layer(ModelFeatures())(mx.ones((1, queries, 32)), 0, cache)
+    assert (cache.asked.expand is not None) == expanded
+    assert cache.width == (12 if expanded else 16)
+    assert [array.shape[-1] for array in cache.arrays] == [16]
+
+
+def test_both_forms_give_the_same_after_an_older_part() -> None:
+    x = mx.random.normal((1, 90, 32), key=mx.random.key(3))
+    outputs = []
+    for features in (ModelFeatures(), replace(ModelFeatures(), expanded_latents=False)):
+        cache, attention = Seen(), layer(features)
+        parts = [attention(x[:, :50], 0, cache), attention(x[:, 50:], 50, cache)]
+        assert (cache.asked.expand is None) == (not features.expanded_latents)
+        outputs.append(mx.concatenate(parts, axis=1))
+    assert difference(outputs[0][0], outputs[1][0]) <= TOLERANCE
+
+
+def with_more(folder: Path, more: dict[str, mx.array]) -> Path:
+    arrays = mx.load(str(V3 / "model.safetensors"))
+    assert isinstance(arrays, dict)
+    mx.save_safetensors(str(folder / "model.safetensors"), {**arrays, **more})
+    (folder / "config.json").write_bytes((V3 / "config.json").read_bytes())
+    return folder
+
+
+def test_layers_that_predict_further_tokens_are_left_out_with_one_notice(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = ("eh_proj.weight", "enorm.weight", "self_attn.q_a_proj.weight", "shared_head.head.weight")
+    folder = with_more(tmp_path, {f"model.layers.2.{name}": mx.ones((3, 3)) for name in names})
+    ids, wanted = expected("deepseek_v3")
+    with caplog.at_level(logging.WARNING, "tinyllm"):
+        model = load_model(folder, dtype=mx.float32)
+    assert [record.message.partition(": ")[2] for record in caplog.records] == [
+        "4 tensors of parts other than the text model are left out"
+    ]
+    assert difference(model(ids)[0], wanted) <= TOLERANCE
+
+
+def test_scales_of_blocks_are_refused_by_name(tmp_path: Path) -> None:
+    """As the authors' own files have them, beside matrices in 8 bits."""
+    name = f"{PREFIX}.o_proj.weight_scale_inv"
+    with pytest.raises(TensorMismatchError, match="surplus 1: " + name.replace(".", r"\.")) as raised:
+        WeightStore.from_path(with_more(tmp_path, {name: mx.ones((1, 1))}))
+    assert "\n" not in str(raised.value)
+
+
+def test_selection_bias_chooses_and_does_not_weigh() -> None:
+    """The golden's matters: without it other experts are chosen."""
+    ids, wanted = expected("deepseek_v3")
+    config = Config.from_json_file(V3)
+    network = config.layers[-1].feed_forward
+    plain = replace(network, router=replace(network.router, selection_bias=False))
+    layers = (*config.layers[:-1], replace(config.layers[-1], feed_forward=plain))
+    model = build(replace(config, layers=layers), V3, ModelFeatures())
+    assert difference(model(ids)[0], wanted) > 100 * TOLERANCE
