@@ -27,7 +27,7 @@ EXPERTS = {
     "first_k_dense_replace": 1,
 }
 GROUPS = {"n_group": 4, "topk_group": 2}
-STRETCHED = {"rope_parameters": {**YARN, **RAMP, "mscale": 1.0, "mscale_all_dim": 0.7}}
+STRETCHED = {"rope_parameters": {**YARN, **RAMP, "mscale": 1.0, "mscale_all_dim": 0.7}, "qk_rope_head_dim": 8}
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 500.0,
@@ -80,7 +80,13 @@ CASES: tuple[Case, ...] = (
     Case(
         "minicpm3-longrope",
         "MiniCPM3",
-        {"scale_depth": None, "dim_model_base": None, "v_head_dim": None, "rope_parameters": LONGROPE},
+        {
+            "scale_depth": None,
+            "dim_model_base": None,
+            "v_head_dim": None,
+            "scale_emb": 1.5,
+            "rope_parameters": LONGROPE,
+        },
         base=LATENT,
     ),
 )

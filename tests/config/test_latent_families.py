@@ -119,6 +119,25 @@ def test_depth_and_width_scale_minicpm() -> None:
     assert attention(config).value_dim == 8
 
 
+@pytest.mark.parametrize(
+    ("model_type", "ranks", "widths"),
+    [
+        ("deepseek_v2", (1536, 512), (128, 64, 128)),
+        ("deepseek_v3", (1536, 512), (128, 64, 128)),
+        ("glm4_moe_lite", (768, 512), (192, 64, 256)),
+        ("youtu", (1536, 512), (128, 64, 128)),
+        ("minicpm3", (768, 256), (64, 32, 8)),
+    ],
+)
+def test_absent_sizes_are_those_of_transformers(
+    model_type: str, ranks: tuple[int, int], widths: tuple[int, int, int]
+) -> None:
+    """minicpm3's values are hidden_size / num_attention_heads wide."""
+    shape = attention(read(model_type))
+    assert (shape.query_rank, shape.latent_rank) == ranks
+    assert (shape.plain_dim, shape.rope.dims, shape.value_dim) == widths
+
+
 def test_expanding_pays_for_many_queries() -> None:
     """DeepSeek's sizes: 512 * 256 multiplications to make a key and a value, 1088 - 320 saved a query."""
     shape = attention(read("deepseek_v3"))

@@ -71,6 +71,30 @@ def with_more(folder: Path, more: dict[str, mx.array]) -> Path:
     return folder
 
 
+def test_names_of_transformers_5_in_memory_and_of_mlx_lm_are_read(tmp_path: Path) -> None:
+    """Experts in one tensor, gate above up; and each matrix of all experts in one."""
+    arrays = mx.load(str(V3 / "model.safetensors"))
+    assert isinstance(arrays, dict)
+    prefix = "model.layers.1.mlp."
+    plain = {name: array for name, array in arrays.items() if ".experts." not in name}
+    stacked = {
+        part: mx.stack([arrays[f"{prefix}experts.{e}.{part}_proj.weight"] for e in range(8)])
+        for part in ("gate", "up", "down")
+    }
+    fused = {
+        f"{prefix}experts.gate_up_proj": mx.concatenate([stacked["gate"], stacked["up"]], axis=1),
+        f"{prefix}experts.down_proj": stacked["down"],
+    }
+    switched = {f"{prefix}switch_mlp.{part}_proj.weight": array for part, array in stacked.items()}
+    ids, wanted = expected("deepseek_v3")
+    for number, experts in enumerate((fused, switched)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        mx.save_safetensors(str(folder / "model.safetensors"), {**plain, **experts})
+        (folder / "config.json").write_bytes((V3 / "config.json").read_bytes())
+        assert difference(load_model(folder, dtype=mx.float32)(ids)[0], wanted) <= TOLERANCE
+
+
 def test_layers_that_predict_further_tokens_are_left_out_with_one_notice(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
