@@ -15,10 +15,13 @@ from golden_cases import FEATURES, TOLERANCE, difference, feedings, run
 from tinyllm._mx import mx
 from tinyllm.config.config import Config
 from tinyllm.config.tensors import tensor_shapes
+from tinyllm.doctor import ids_gap
+from tinyllm.engine.engine import Engine
+from tinyllm.engine.request import Request
 from tinyllm.model.load import load_model
 
 DOCS = Path(__file__).parents[2] / "docs" / "NATIVE.md"
-LENGTH = 40
+LENGTH, NEAR = 40, 1e-3
 LAYER_NORM = {"kind": "layer", "eps": 0.1, "bias": True}
 RMS = {"eps": 0.1}
 ROPE = {"dims": 8, "theta": 500.0}
@@ -217,3 +220,17 @@ def test_logits_are_those_of_the_papers(made: Made, features: str, page_size: in
         for how, pieces in feedings(len(ids)).items()
     }
     assert max(off.values()) <= TOLERANCE, off
+
+
+def test_a_batch_in_pages_says_what_each_says_alone(made: Made) -> None:
+    """Of unequal lengths, in small chunks, and again over the pages that are there."""
+    folder, ids, _ = made
+    network = load_model(folder, dtype=mx.float32)
+    requests = [Request(tuple(ids[start : start + n]), 8, logprobs=2) for start, n in enumerate((30, 5, 21, 16))]
+    alone = Engine(network, kv="dense", compiled=False, max_rows=1)
+    wanted = [alone.run([request])[0] for request in requests]
+    engine = Engine(network, compiled=False, page_size=16, prefill_chunk=7)
+    for _ in range(2):
+        gaps = [ids_gap(*pair) for pair in zip(wanted, engine.run(requests), strict=True)]
+        assert max(gaps) <= NEAR and sum(gap > 0 for gap in gaps) < 2, gaps
+    assert engine.pools.manager.hit_tokens > 0
