@@ -58,7 +58,7 @@ CASES: tuple[Case, ...] = (
         base=EXPERTS,
     ),
     Case("deepseek_v2-yarn", "DeepseekV2", {**STRETCHED, "num_hidden_layers": 1}, base=EXPERTS),
-    Case("deepseek_v2-biased", "DeepseekV2", {"attention_bias": True, "first_k_dense_replace": 0}, base=EXPERTS),
+    Case("deepseek_v2-biased", "DeepseekV2", {"attention_bias": True, "mlp_bias": True}, base=EXPERTS),
     Case("deepseek_v3", "DeepseekV3", GROUPS, base=EXPERTS, dialects=AUTHORS),
     Case(
         "deepseek_v3-yarn",

@@ -92,7 +92,7 @@ def test_no_shared_experts() -> None:
         ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method 'noaux_tc'"),
         ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob = True"),
         ("deepseek_v2", {"scoring_func": "sigmoid"}, "scoring_func = 'sigmoid'"),
-        ("deepseek_v2", {"mlp_bias": True}, "mlp_bias = True"),
+        ("deepseek_v3", {"mlp_bias": True}, "mlp_bias = True"),
         ("deepseek_v3", {"topk_method": "greedy"}, "topk_method = 'greedy'"),
         ("deepseek_v3", {"num_key_value_heads": 2}, "num_key_value_heads (2) must be num_attention_heads (4)"),
         ("deepseek_v3", {"partial_rotary_factor": 0.5}, "partial_rotary_factor of latent attention"),

@@ -195,8 +195,6 @@ def _mlp(row: Mapping[str, Any], width: int, *, bias: bool) -> MLPConfig:
 
 def _mixture(reader: ConfigReader, experts: Experts, row: Mapping[str, Any]) -> MoeConfig:
     said = resolve(experts, reader)
-    if said["groups"] == 1:
-        said["group_score"] = "best"  # of one group there is no choice
     names = ("num_experts", "top_k", "scoring", "renormalise", "scale", "groups", "top_groups", "group_score")
     router = RouterConfig(
         **{name: said[name] for name in (*names, "selection_bias", "scales_input", "epsilon", "jitter")},

@@ -64,7 +64,9 @@ _UNSAID = ("heads", "mlp")  # what an object is that does not say its kind
 _LEAST: Mapping[str, float] = {
     "shift": 0,
     "factor": 1e-6,
-    **dict.fromkeys(("eps", "epsilon", "jitter", "low_freq_factor", "high_freq_factor", "mscale", "mscale_all_dim"), 0),
+    **dict.fromkeys(
+        ("eps", "epsilon", "jitter", "low_freq_factor", "high_freq_factor", "mscale", "mscale_all_dim"), 0
+    ),
     **dict.fromkeys(("softcap", "clip", "limit", "beta_fast", "beta_slow", "attention_factor", "most"), 1e-6),
     "theta": 2,
 }

@@ -131,12 +131,12 @@ _V2 = Family(
     mixers={FULL: latent_attention()},
     qkv_bias=Key("attention_bias", bool, False),
     output_bias=Key("attention_bias", bool, False),
+    mlp_bias=Key("mlp_bias", bool, False),
     rope_interleaved=True,
     experts=_EXPERTS_V2,
     inert=frozenset({"aux_loss_alpha", "ep_size", "head_dim", "pretraining_tp", "qk_head_dim", "seq_aux"}),
     # The reference does not read norm_topk_prob, and the authors' network divides by the sum in place of scaling.
     refused={
-        "mlp_bias": _is_falsy,
         "norm_topk_prob": _is_falsy,
         "scoring_func": lambda value: value == "softmax",
     },
@@ -170,9 +170,10 @@ _V3 = replace(
     max_position_embeddings=Key("max_position_embeddings", int, 4096, minimum=1),
     rope_interleaved=Of(Key("rope_interleave", bool, True, nullable=True), bool),
     experts=_EXPERTS_V3,
-    extra_layers=Key("num_nextn_predict_layers", int, 1, minimum=0),
-    inert=_V2.inert | {"num_mtp_layers"},
+    mlp_bias=False,
+    extra_layers=Key("num_nextn_predict_layers", int, 1, minimum=0, also=("num_mtp_layers",)),
     refused={
+        "mlp_bias": _is_falsy,
         "scoring_func": lambda value: value == "sigmoid",
         "topk_method": lambda value: value == "noaux_tc",
     },
