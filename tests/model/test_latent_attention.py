@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from golden_cases import GOLDEN, TOLERANCE, build, difference, expected
 from tinyllm._mx import mx
 from tinyllm.checkpoint.weights import WeightStore
 from tinyllm.config.config import Config
+from tinyllm.config.tensors import tensor_shapes
 from tinyllm.errors import TensorMismatchError
 from tinyllm.kv.full import TinyKvFullCache
 from tinyllm.model.latent_attention import LatentAttention
@@ -93,6 +95,44 @@ def test_names_of_transformers_5_in_memory_and_of_mlx_lm_are_read(tmp_path: Path
         mx.save_safetensors(str(folder / "model.safetensors"), {**plain, **experts})
         (folder / "config.json").write_bytes((V3 / "config.json").read_bytes())
         assert difference(load_model(folder, dtype=mx.float32)(ids)[0], wanted) <= TOLERANCE
+
+
+def test_packed_latents_are_those_that_they_stand_for(tmp_path: Path) -> None:
+    """kv_b_proj is taken apart by head, so it is unpacked when it is read; others stay packed."""
+    attention = {"kind": "latent", "num_heads": 2, "latent_rank": 32, "plain_dim": 6, "value_dim": 10}
+    config = {
+        "model_type": "tinyllm",
+        "vocab_size": 48,
+        "hidden_size": 32,
+        "max_position_embeddings": 64,
+        "final_norm": None,
+        "layers": [
+            {
+                "norm": {"eps": 1e-5},
+                "attention": {**attention, "rope": {"dims": 4, "theta": 100.0}, "norm": {"eps": 1e-6}},
+                "feed_forward": {"intermediate_size": 32, "activation": "silu"},
+            }
+        ],
+    }
+    form = {"group_size": 32, "bits": 4}
+    shapes = tensor_shapes(Config.from_dict(config))
+    dense = {
+        name: mx.random.normal(shape, key=mx.random.key(i)) / 4 for i, (name, shape) in enumerate(shapes.items())
+    }
+    packed = dict(dense)
+    for module in (f"{PREFIX}.kv_b_proj", f"{PREFIX}.q_proj"):
+        parts = mx.quantize(dense[f"{module}.weight"], **form)
+        packed |= {f"{module}.{leaf}": part for leaf, part in zip(("weight", "scales", "biases"), parts, strict=True)}
+        dense[f"{module}.weight"] = mx.dequantize(*parts, **form)
+    logits = []
+    for name, tensors, more in (("dense", dense, {}), ("packed", packed, {"quantization": form})):
+        folder = tmp_path / name
+        folder.mkdir()
+        mx.save_safetensors(str(folder / "model.safetensors"), tensors)
+        (folder / "config.json").write_text(json.dumps({**config, **more}))
+        model = build(Config.from_json_file(folder), folder, ModelFeatures())
+        logits.append(model(mx.arange(40)[None])[0])
+    assert difference(logits[1], logits[0]) <= TOLERANCE
 
 
 def test_layers_that_predict_further_tokens_are_left_out_with_one_notice(
