@@ -126,7 +126,7 @@ def make_plan(
     fit; without it one sequence, as long as may be.
 
     The workspace is what `_Needs.workspace` says, for steps of `batch` rows; with `fused_attention`, as the kernels
-    of a GPU are, no array of scores is made. `name` is what errors call the model.
+    of a GPU are, no array of scores is made but with latents. `name` is what errors call the model.
 
     Raises DoesNotFitError, saying what would fit, where it is less than what `max_context` asks for, or no more than
     a chunk of a prompt; ContextLengthError where the model has fewer positions; UsageError for counts below 1.
