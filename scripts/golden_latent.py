@@ -28,6 +28,15 @@ EXPERTS = {
 }
 GROUPS = {"n_group": 4, "topk_group": 2}
 STRETCHED = {"rope_parameters": {**YARN, **RAMP, "mscale": 1.0, "mscale_all_dim": 0.7}, "qk_rope_head_dim": 8}
+BY_POSITION = {
+    "rope_parameters": {
+        **STRETCHED["rope_parameters"],
+        "original_max_position_embeddings": 12,
+        "llama_4_scaling_beta": 0.4,
+        "partial_rotary_factor": 0.5,
+    },
+    "qk_rope_head_dim": 8,
+}
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 500.0,
@@ -76,6 +85,7 @@ CASES: tuple[Case, ...] = (
     Case("glm4_moe_lite-kinds", "Glm4MoeLite", {**GROUPS, "mlp_layer_types": ["sparse", "dense"]}, base=EXPERTS),
     Case("youtu", "Youtu", base=LATENT),
     Case("youtu-untied-yarn", "Youtu", {"tie_word_embeddings": False, **STRETCHED}, base=LATENT),
+    Case("mistral4", "Mistral4", {**GROUPS, **BY_POSITION}, base=EXPERTS),
     Case("minicpm3", "MiniCPM3", {"dim_model_base": 20, "scale_emb": 3}, base=LATENT),
     Case(
         "minicpm3-longrope",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tinyllm.config.config import Config
-from tinyllm.config.layers import LatentAttentionConfig, MoeConfig, RouterConfig
+from tinyllm.config.layers import LatentAttentionConfig, MoeConfig, QueryScaling, RouterConfig
 from tinyllm.errors import ConfigError, UnsupportedQuantizationError
 
 SHAPES = {
@@ -110,6 +110,15 @@ def test_what_is_not_computed_is_refused_by_name(model_type: str, more: dict[str
     assert "\n" not in str(raised.value)
 
 
+def test_queries_of_mistral_4_grow_with_their_positions() -> None:
+    """By default, and not at all where the file has other rotary parameters without the word."""
+    assert attention(read("mistral4")).query_scaling == QueryScaling(0.1, 8192)
+    assert attention(read("mistral4", rope_scaling={**YARN, "llama_4_scaling_beta": 0.3})).query_scaling == (
+        QueryScaling(0.3, 4096)
+    )
+    assert attention(read("mistral4", rope_scaling=YARN)).query_scaling is None
+
+
 def test_depth_and_width_scale_minicpm() -> None:
     config = read("minicpm3", scale_depth=2.0, dim_model_base=16, scale_emb=3)
     assert config.layers[0].branch_scale == 2 / math.sqrt(6)
@@ -125,6 +134,7 @@ def test_depth_and_width_scale_minicpm() -> None:
         ("deepseek_v2", (1536, 512), (128, 64, 128)),
         ("deepseek_v3", (1536, 512), (128, 64, 128)),
         ("glm4_moe_lite", (768, 512), (192, 64, 256)),
+        ("mistral4", (1024, 256), (64, 64, 128)),
         ("youtu", (1536, 512), (128, 64, 128)),
         ("minicpm3", (768, 256), (64, 32, 8)),
     ],

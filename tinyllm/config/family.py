@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tinyllm.config.fused import Split
-from tinyllm.config.layers import Alibi, Mixer, Placement
+from tinyllm.config.layers import Alibi, Mixer, Placement, QueryScaling
 from tinyllm.config.reach import Chunk, Reach, Window
 from tinyllm.config.reader import ConfigReader, Key
 from tinyllm.errors import ConfigError, UnsupportedModelError
@@ -46,6 +46,23 @@ class Found:
 def when(name: str, value: Any, default: bool = False) -> Of:
     """Return what is `value` where the flag `name` is true, else None."""
     return Of(Key(name, bool, default), lambda flag: value if flag else None)
+
+
+def scaling_by_position(absent: Mapping[str, Any], longest: Key) -> Found:
+    """Return what `llama_4_scaling_beta` asks for, which stands among the rotary parameters, or in those of `absent`.
+
+    Steps are as long as the original context, by default as the `longest`.
+    """
+
+    def read(reader: ConfigReader) -> QueryScaling | None:
+        said = [found for found in map(reader.object, ("rope_scaling", "rope_parameters")) if found is not None]
+        rope = said[0] if said else ConfigReader(absent, reader.source, "rope_parameters")
+        beta = rope.read(Key("llama_4_scaling_beta", float, None, nullable=True))
+        positions = reader.read(longest)
+        original = rope.read(Key("original_max_position_embeddings", int, positions, minimum=1))
+        return QueryScaling(beta, original) if beta else None
+
+    return Found(read)
 
 
 def resolve(row: Any, reader: ConfigReader) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tinyllm.config.family import FULL, Experts, Family, Found, LayerRule, Of
+from tinyllm.config.family import FULL, Experts, Family, Found, LayerRule, Of, scaling_by_position
 from tinyllm.config.fused import Split, stacked_gate_up
 from tinyllm.config.layers import LatentAttentionConfig, NormConfig
 from tinyllm.config.reader import ConfigReader, Key
@@ -55,6 +55,7 @@ def latent_attention(
             norm=NormConfig(_INNER_EPS),
             qkv_bias=row["qkv_bias"],
             output_bias=row["output_bias"],
+            query_scaling=row["query_scaling"],
         )
 
     return read
@@ -209,6 +210,44 @@ _YOUTU = replace(
 )
 
 
+_MISTRAL4_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 128.0,
+    "original_max_position_embeddings": 8192,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+_MISTRAL4_CONTEXT = Key("max_position_embeddings", int, 1048576, minimum=1)
+_MISTRAL4 = replace(
+    _V3,
+    model_type="mistral4",
+    num_key_value_heads=Key("num_key_value_heads", int, 32, nullable=True, minimum=1),
+    max_position_embeddings=_MISTRAL4_CONTEXT,
+    mixers={FULL: latent_attention(latent_rank=256, query_rank=1024, plain_dim=64)},
+    query_scaling=scaling_by_position(_MISTRAL4_ROPE, _MISTRAL4_CONTEXT),
+    rotary_dims=Key("qk_rope_head_dim", int, 64, minimum=1),  # whatever part of a head the file calls it
+    rope_parameters=_MISTRAL4_ROPE,
+    rope_inert=frozenset({"llama_4_scaling_beta", "max_position_embeddings"}),
+    experts=replace(
+        _EXPERTS_V3,
+        layers=after_dense(0),
+        num_experts=Key("n_routed_experts", int, 128, minimum=1),
+        top_k=Key("num_experts_per_tok", int, 4, minimum=1),
+        scoring="softmax",
+        scale=Key("routed_scaling_factor", float, 1.0),
+        groups=Key("n_group", int, 1, minimum=1),
+        top_groups=Key("topk_group", int, 1, minimum=1),
+        selection_bias=False,
+    ),
+    extra_layers=0,
+    refused={"mlp_bias": _is_falsy},
+)
+
+
 def _depth_scale(reader: ConfigReader) -> float:
     depth = reader.read(Key("scale_depth", float, 1.4, nullable=True, minimum=0))
     layers = reader.read(Key("num_hidden_layers", int, minimum=1))
@@ -237,4 +276,4 @@ _MINICPM3 = Family(
     inert=frozenset({"head_dim", "pretraining_tp", "qk_head_dim"}),
 )
 
-ROWS = (_V2, _V3, _GLM, _YOUTU, _MINICPM3)
+ROWS = (_V2, _V3, _GLM, _YOUTU, _MISTRAL4, _MINICPM3)

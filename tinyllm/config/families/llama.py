@@ -10,7 +10,6 @@ from tinyllm.config.family import (
     FULL,
     SLIDING,
     Family,
-    Found,
     Of,
     all_but_every,
     all_layers,
@@ -19,11 +18,11 @@ from tinyllm.config.family import (
     flags,
     listed,
     read_layer_types,
+    scaling_by_position,
     sliding_from_max_window_layers,
     when,
 )
 from tinyllm.config.fused import Split, stacked_gate_up
-from tinyllm.config.layers import QueryScaling
 from tinyllm.config.reader import ConfigReader, Key
 from tinyllm.errors import ConfigError
 
@@ -302,25 +301,14 @@ _MINISTRAL3_ROPE = {
     "mscale": 1.0,
     "llama_4_scaling_beta": 0.1,
 }
-
-
-def _ministral3_scaling(reader: ConfigReader) -> QueryScaling | None:
-    """Return what `llama_4_scaling_beta` asks for, which stands among the rotary parameters."""
-    said = [found for found in map(reader.object, ("rope_scaling", "rope_parameters")) if found is not None]
-    rope = said[0] if said else ConfigReader(_MINISTRAL3_ROPE, reader.source, "rope_parameters")
-    beta = rope.read(Key("llama_4_scaling_beta", float, None, nullable=True))
-    longest = reader.read(_MINISTRAL3.max_position_embeddings)
-    original = rope.read(Key("original_max_position_embeddings", int, longest, minimum=1))
-    return QueryScaling(beta, original) if beta else None
-
-
+_MINISTRAL3_CONTEXT = _positions(262144)
 _MINISTRAL3 = replace(
     _MISTRAL,
     model_type="ministral3",
     head_dim=_head_dim(128),
-    max_position_embeddings=_positions(262144),
+    max_position_embeddings=_MINISTRAL3_CONTEXT,
     sliding_window=_window(None),
-    query_scaling=Found(_ministral3_scaling),
+    query_scaling=scaling_by_position(_MINISTRAL3_ROPE, _MINISTRAL3_CONTEXT),
     rope_parameters=_MINISTRAL3_ROPE,
     rope_inert=frozenset({"llama_4_scaling_beta", "max_position_embeddings"}),
     norm_eps=_eps(1e-5),
