@@ -14,9 +14,10 @@ from tinyllm.config.fused import Piece
 from tinyllm.config.names import Target
 from tinyllm.errors import CheckpointError
 
-__all__ = ["READABLE", "StoredTensor", "TensorTable", "read_tensor_table"]
+__all__ = ["READABLE", "StoredTensor", "TensorTable", "gather", "read_tensor_table", "tensor_table"]
 
 READABLE = frozenset({"U8", "U16", "U32", "F16", "BF16", "F32"})  # the types that MLX takes as they are
+_WHOLE = -1  # in place of the number of an expert
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,14 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class TensorTable:
-    """Canonical name -> where the tensor stands; `skipped` counts those of parts other than the text model."""
+    """Canonical name -> where the tensor stands; `skipped` counts those of parts other than the text model.
+
+    `faults` has tensors that cannot be put together from what the files hold.
+    """
 
     tensors: dict[str, StoredTensor]
     skipped: int
+    faults: dict[str, CheckpointError]
 
 
 def read_tensor_table(files: Sequence[Path], config: Config) -> TensorTable:
@@ -71,23 +76,50 @@ def read_tensor_table(files: Sequence[Path], config: Config) -> TensorTable:
 
 def tensor_table(headers: Mapping[Path, Mapping[str, TensorInfo]], config: Config) -> TensorTable:
     """Name the tensors of all files. Raises CheckpointError for one that is there twice or of another type."""
-    whole = -1  # in place of the number of an expert
+    table = gather(headers, config)
+    for fault in table.faults.values():
+        raise fault
+    return table
+
+
+def gather(headers: Mapping[Path, Mapping[str, TensorInfo]], config: Config) -> TensorTable:
+    """Name the tensors of all files, those aside that `faults` are found with."""
     found: dict[str, dict[int, StoredTensor]] = defaultdict(dict)
+    faults: dict[str, CheckpointError] = {}
     skipped = 0
-    for file, header in headers.items():
-        for name, info in header.items():
-            targets = config.targets(name)
+    for header in headers.values():
+        for info in header.values():
+            targets = config.targets(info.name)
             skipped += not targets
-            if targets and info.dtype not in READABLE:
-                raise CheckpointError(f"{file}: tensor {name!r} is of type {info.dtype}, which tinyllm does not read")
             for target in targets:
-                same, number = found[target.name], whole if target.expert is None else target.expert
-                if number in same or (same and (number == whole) != (whole in same)):
-                    first = next(iter(same.values())).parts[0].file
-                    raise CheckpointError(f"{file}: {name!r} is there twice, the first time in {first}")
-                same[number] = _stored(info, target)
-    tensors = {name: same[whole] if whole in same else _stack(name, same) for name, same in found.items()}
-    return TensorTable(tensors, skipped)
+                try:
+                    _add(found[target.name], info, target)
+                except CheckpointError as fault:
+                    faults.setdefault(target.name, fault)
+    tensors: dict[str, StoredTensor] = {}
+    for name, same in found.items():
+        if not same:
+            continue
+        try:
+            tensors[name] = same[_WHOLE] if _WHOLE in same else _stack(name, same)
+        except CheckpointError as fault:
+            faults.setdefault(name, fault)
+    for name in faults:
+        tensors.pop(name, None)
+    return TensorTable(tensors, skipped, faults)
+
+
+def _add(same: dict[int, StoredTensor], info: TensorInfo, target: Target) -> None:
+    """Add one tensor of a file to those that make up a canonical one, by the number of the expert."""
+    if info.dtype not in READABLE:
+        raise CheckpointError(
+            f"{info.file}: tensor {info.name!r} is of type {info.dtype}, which tinyllm does not read"
+        )
+    number = _WHOLE if target.expert is None else target.expert
+    if number in same or (same and (number == _WHOLE) != (_WHOLE in same)):
+        first = next(iter(same.values())).parts[0].file
+        raise CheckpointError(f"{info.file}: {info.name!r} is there twice, the first time in {first}")
+    same[number] = _stored(info, target)
 
 
 def _stored(info: TensorInfo, target: Target) -> StoredTensor:

@@ -12,6 +12,7 @@ from tinyllm.cli import console
 from tinyllm.cli.bench import bench
 from tinyllm.cli.doctor import doctor
 from tinyllm.cli.generate import generate
+from tinyllm.cli.inspect import inspect
 from tinyllm.cli.models import list_models
 from tinyllm.cli.pull import pull
 from tinyllm.cli.use import use
@@ -30,6 +31,7 @@ app = typer.Typer(
 app.command()(generate)
 app.command()(bench)
 app.command()(doctor)
+app.command()(inspect)
 app.command()(pull)
 app.command("list")(list_models)
 app.command()(use)

@@ -37,17 +37,29 @@ class HollowCopy:
 
     def fill(self) -> list[str]:
         """Fetch the parts, the cheapest first, up to the first that is refused; return the names of the weights."""
-        for name in self._sizes:
-            (self._folder / name).touch()
-        self._fetch_whole("config.json", MAX_CONFIG_BYTES)
-        Config.from_json_file(self._folder)
-        if INDEX in self._sizes:
-            self._fetch_whole(INDEX, _MOST_BYTES)
-        weights = [file.name for file in find_weight_files(self._folder).files]
+        self.fill_config()
+        weights = self._fill_index()
         check_tokenizer(self._folder)
         for name in weights:
             self._fetch_header(name)
         return weights
+
+    def fill_config(self) -> None:
+        """Fetch config.json, and read it; other files are empty."""
+        for name in self._sizes:
+            (self._folder / name).touch()
+        self._fetch_whole("config.json", MAX_CONFIG_BYTES)
+        Config.from_json_file(self._folder)
+
+    def fill_headers(self) -> None:
+        """Fetch the headers of the weights; a tokenizer is not asked for."""
+        for name in self._fill_index():
+            self._fetch_header(name)
+
+    def _fill_index(self) -> list[str]:
+        if INDEX in self._sizes:
+            self._fetch_whole(INDEX, _MOST_BYTES)
+        return [file.name for file in find_weight_files(self._folder).files]
 
     def _fetch_whole(self, name: str, limit: int) -> None:
         if name not in self._sizes:

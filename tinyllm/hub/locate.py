@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from tinyllm import hardware
 from tinyllm.errors import GatedRepositoryError, HubError, ModelNotFoundError, OfflineError, TinyllmError
 from tinyllm.hub import cache
 from tinyllm.hub.choice import DEFAULT, Choice, choose
-from tinyllm.hub.pull import pull
+from tinyllm.hub.pull import Report, pull
 from tinyllm.hub.recommended import recommend
 from tinyllm.hub.sizes import memory_size
 
@@ -27,6 +28,8 @@ __all__ = [
 EMBEDDED = "SmolLM2-135M-Instruct-from-Q4_1"
 FETCH_COMMAND = "tinyllm pull default"
 
+Fetch = Callable[[str, str | None], Path]
+
 
 def models_folder() -> Path:
     """Return models/ of the checkout that this package runs from, else the platform's data folder for tinyllm."""
@@ -43,18 +46,21 @@ def find_model(
     *,
     revision: str | None = None,
     offline: bool = False,
-    report: Callable[[str], None] = lambda line: None,
+    report: Report = lambda line: None,
+    fetch: Fetch | None = None,
 ) -> Path:
     """Return the folder that a person means by `name`, downloading a repository that is not on this machine.
 
     `name` is a folder, one in the models folder, OWNER/NAME of the hub (also with @REVISION), or "default" for the
     embedded model; with None it is chosen as `choose` says. A repository that is here is taken as it is, and the hub
-    is not asked. `report` gets lines for the person. Raises ModelNotFoundError, saying what to do, OfflineError where
-    `offline` or the environment forbids the connection that it would take, and as `pull`.
+    is not asked. `report` gets lines for the person; `fetch` gives the folder of a repository's revision, by default
+    by `pull`. Raises ModelNotFoundError, saying what to do, OfflineError where `offline` or the environment forbids
+    the connection that it would take, and as `fetch`.
     """
     choice = choose(name)
+    fetch = partial(pull, report=report) if fetch is None else fetch
     try:
-        return _find(choice, revision, offline, report)
+        return _find(choice, revision, offline, report, fetch)
     except TinyllmError as error:
         if name is not None or choice.is_fallback:
             raise
@@ -87,7 +93,7 @@ def split_revision(name: str) -> tuple[str, str | None]:
     return repo, revision or None
 
 
-def _find(choice: Choice, revision: str | None, offline: bool, report: Callable[[str], None]) -> Path:
+def _find(choice: Choice, revision: str | None, offline: bool, report: Report, fetch: Fetch) -> Path:
     if choice.name == DEFAULT:
         return _embedded(choice, report)
     folder = local_folder(choice.name)
@@ -102,10 +108,10 @@ def _find(choice: Choice, revision: str | None, offline: bool, report: Callable[
             f"{choice.name}: there is no such folder here, and it is not the name of a repository (OWNER/NAME):"
             " tinyllm list shows what is on this machine"
         )
-    return _repository(repo, revision or pinned, offline, report)
+    return _repository(repo, revision or pinned, offline, report, fetch)
 
 
-def _embedded(choice: Choice, report: Callable[[str], None]) -> Path:
+def _embedded(choice: Choice, report: Report) -> Path:
     folder = models_folder() / EMBEDDED
     if not folder.is_dir():
         raise ModelNotFoundError(
@@ -121,7 +127,7 @@ def _embedded(choice: Choice, report: Callable[[str], None]) -> Path:
     return folder
 
 
-def _repository(repo: str, revision: str | None, offline: bool, report: Callable[[str], None]) -> Path:
+def _repository(repo: str, revision: str | None, offline: bool, report: Report, fetch: Fetch) -> Path:
     snapshot = cache.find_snapshot(repo, revision or cache.MAIN)
     lack = None if snapshot is None else cache.why_incomplete(snapshot)
     if snapshot is not None and lack is None:
@@ -135,7 +141,7 @@ def _repository(repo: str, revision: str | None, offline: bool, report: Callable
         )
     report(f"{repo}: {state}: asking the hub")
     try:
-        return pull(repo, revision, report=report)
+        return fetch(repo, revision)
     except GatedRepositoryError:
         raise
     except (ModelNotFoundError, HubError) as error:

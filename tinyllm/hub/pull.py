@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,7 @@ from tinyllm.hub.failures import told
 from tinyllm.hub.hollow import TIMEOUT_S, HollowCopy
 from tinyllm.hub.sizes import disk_size, memory_size
 
-__all__ = ["RemoteFile", "RemoteModel", "Report", "inspect", "pull"]
+__all__ = ["RemoteFile", "RemoteModel", "Report", "hollow", "inspect", "pull"]
 
 Report = Callable[[str], None]
 
@@ -93,9 +93,7 @@ def pull(repo: str, revision: str | None = None, *, force: bool = False, report:
     OfflineError where the hub does not give it; what loading would raise, where tinyllm cannot run it; and
     DoesNotFitError where the disk cannot hold it, or the memory cannot and `force` is false.
     """
-    revision = MAIN if revision is None else revision
-    if not cache.is_revision(revision):
-        raise ModelNotFoundError(f"{repo}: {revision!r} is not the name of a branch, a tag or a commit")
+    revision = _checked_revision(repo, revision)
     with told(repo):
         model = inspect(repo, revision)
         free = _free_disk(model.snapshot)
@@ -110,21 +108,59 @@ def inspect(repo: str, revision: str = MAIN) -> RemoteModel:
 
     Raises the hub library's errors, and those of `summarize` with the repository's name in place of a folder's.
     """
+    commit, listed = _list_files(repo, revision)
+    files = {file.name: file for file in listed if _TOP_LEVEL.fullmatch(file.name)}
+    with TemporaryDirectory(prefix="tinyllm-") as folder, _named(folder, repo):
+        weights = _hollow_copy(repo, commit, listed, Path(folder)).fill()
+        summary = summarize(Path(folder))
+    small = [files[name] for name in _SMALL_FILES if name in files]
+    templates = [file for file in listed if _EXTRA_TEMPLATE.fullmatch(file.name)]
+    return RemoteModel(repo, revision, commit, (*small, *templates, *(files[name] for name in weights)), summary)
+
+
+@contextmanager
+def hollow(repo: str, revision: str | None = None) -> Iterator[Path]:
+    """Give a folder, for as long as the block lasts, with a repository's config and headers, and no weights.
+
+    Errors of the block, too, call it by the repository's name. Raises HubError, ModelNotFoundError or OfflineError
+    where the hub does not give it, and ConfigError where it is not a model that tinyllm knows.
+    """
+    revision = _checked_revision(repo, revision)
+    with TemporaryDirectory(prefix="tinyllm-") as temporary:
+        with told(repo):
+            commit, listed = _list_files(repo, revision)
+            folder = Path(temporary) / cache.repository_folder(repo).name / "snapshots" / commit
+            folder.mkdir(parents=True)
+            with _named(str(folder), repo):
+                copy = _hollow_copy(repo, commit, listed, folder)
+                copy.fill_config()
+                if any(file.name.endswith(".safetensors") for file in listed):
+                    copy.fill_headers()
+        with _named(str(folder), repo):
+            yield folder
+
+
+def _checked_revision(repo: str, revision: str | None) -> str:
+    revision = MAIN if revision is None else revision
+    if not cache.is_revision(revision):
+        raise ModelNotFoundError(f"{repo}: {revision!r} is not the name of a branch, a tag or a commit")
+    return revision
+
+
+def _list_files(repo: str, revision: str) -> tuple[str, list[RemoteFile]]:
+    """Ask for the commit that a revision stands for, and its files."""
     from huggingface_hub import HfApi
 
     info = HfApi().model_info(repo, revision=revision, files_metadata=True, timeout=TIMEOUT_S)
     commit = info.sha or ""
     if not _COMMIT.fullmatch(commit):
         raise HubError(f"{repo}: the hub ({cache.hub_address()}) names no commit of it")
-    listed = [_remote_file(sibling) for sibling in info.siblings or ()]
-    files = {file.name: file for file in listed if _TOP_LEVEL.fullmatch(file.name)}
-    with TemporaryDirectory(prefix="tinyllm-") as folder, _named(folder, repo):
-        sizes = {file.name: file.size for file in files.values()}
-        weights = HollowCopy(repo, commit, sizes, Path(folder)).fill()
-        summary = summarize(Path(folder))
-    small = [files[name] for name in _SMALL_FILES if name in files]
-    templates = [file for file in listed if _EXTRA_TEMPLATE.fullmatch(file.name)]
-    return RemoteModel(repo, revision, commit, (*small, *templates, *(files[name] for name in weights)), summary)
+    return commit, [_remote_file(sibling) for sibling in info.siblings or ()]
+
+
+def _hollow_copy(repo: str, commit: str, listed: Sequence[RemoteFile], folder: Path) -> HollowCopy:
+    sizes = {file.name: file.size for file in listed if _TOP_LEVEL.fullmatch(file.name)}
+    return HollowCopy(repo, commit, sizes, folder)
 
 
 def _remote_file(sibling: Any) -> RemoteFile:

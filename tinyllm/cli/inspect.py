@@ -1,0 +1,137 @@
+"""`tinyllm inspect`: what a model is made of, from its config.json and the headers of its files alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tinyllm.cli import console, options
+from tinyllm.errors import TensorMismatchError, UsageError
+
+if TYPE_CHECKING:
+    from tinyllm.anatomy.subject import Subject
+    from tinyllm.engine.plan import MemoryPlan
+
+_PLAIN = str.maketrans(
+    {"│": "|", "├": "+", "└": "+", "┘": "+", "─": "-", "►": ">", "◄": "<", "▼": "v", "→": "->", "×": "x"}
+)
+
+
+def inspect(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODEL", help="A folder, a config.json, or OWNER/NAME on the hub; without it, the one in use."
+        ),
+    ] = None,
+    block: Annotated[
+        int | None, typer.Option(metavar="N", min=0, help="Only layer N, as config.json has it beside the files.")
+    ] = None,
+    shapes: Annotated[bool, typer.Option("--shapes", help="Every tensor's shape, too.")] = False,
+    fit: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Plan its memory on a Mac with so much (16GB).")
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Tokens that the KV cache and --fit make room for.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    revision: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A branch, tag or commit; without it, main.")
+    ] = None,
+    offline: options.Offline = False,
+    debug: options.Debug = False,
+) -> None:
+    """Show what a model is made of, reading no weights.
+
+    A repository of the hub is not downloaded; exit code 1 where a tensor is missing, surplus or mis-shaped.
+    """
+
+    def command() -> None:
+        from tinyllm.anatomy.fit import plan_for
+        from tinyllm.anatomy.subject import open_subject
+
+        machine = None if fit is None else _read_fit(fit)
+        subject = open_subject(model, revision=revision, offline=offline, report=console.say)
+        _check_block(subject, block)
+        plan = None if machine is None else plan_for(subject, machine, context)
+        if as_json:
+            console.write(json.dumps(_as_json(subject, block, shapes, context, plan), ensure_ascii=False) + "\n")
+        else:
+            _write(_page(subject, block, shapes, context, plan, machine))
+        _check_tensors(subject)
+
+    raise typer.Exit(console.run(command, debug=debug))
+
+
+def _read_fit(text: str) -> int:
+    from tinyllm.engine.plan import read_size
+
+    size = read_size("--fit", text)
+    if not isinstance(size, int):
+        raise UsageError(f"--fit must be the memory of a machine (16GB), not a share of it: {text!r}")
+    return size
+
+
+def _check_block(subject: Subject, block: int | None) -> None:
+    layers = subject.config.num_hidden_layers
+    if block is not None and block >= layers:
+        raise UsageError(f"--block must be below {layers:,}, the number of layers of {subject.name}, not {block:,}")
+
+
+def _check_tensors(subject: Subject) -> None:
+    wrong = [f"{len(names):,} {kind}" for kind, names in subject.problems.items()]
+    if wrong:
+        raise TensorMismatchError(f"{subject.name}: the weights do not fit config.json: {', '.join(wrong)}")
+
+
+def _as_json(
+    subject: Subject, block: int | None, shapes: bool, context: int | None, plan: MemoryPlan | None
+) -> dict[str, Any]:
+    from tinyllm.anatomy.facts import block_facts, facts, tensor_facts
+
+    if block is not None:
+        return block_facts(subject, block)
+    return {
+        **facts(subject, context),
+        **({"tensors": tensor_facts(subject)} if shapes else {}),
+        **({} if plan is None else {"plan": _plan_facts(plan)}),
+    }
+
+
+def _plan_facts(plan: MemoryPlan) -> dict[str, Any]:
+    sizes = {name: value for name, value in asdict(plan).items() if name != "kinds"}
+    return {**sizes, "wired_bytes": plan.wired_bytes, "token_bytes": plan.token_bytes, "sequences": plan.sequences}
+
+
+def _page(
+    subject: Subject,
+    block: int | None,
+    shapes: bool,
+    context: int | None,
+    plan: MemoryPlan | None,
+    machine: int | None,
+) -> Iterable[str]:
+    from tinyllm.anatomy.page import block_page, page, plan_page, shapes_page
+
+    if block is not None:
+        yield from block_page(subject, block)
+    else:
+        yield from page(subject, context)
+        if shapes:
+            yield from ("", *shapes_page(subject))
+    if plan is not None and machine is not None:
+        yield from ("", *plan_page(plan, machine))
+
+
+def _write(lines: Iterable[str]) -> None:
+    text = "\n".join(lines) + "\n"
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeError:
+        text = text.translate(_PLAIN)
+    console.write(text)
