@@ -27,13 +27,13 @@ FLOORS = (
     {"kv"},
     {"model"},
     {"engine", "text"},
-    {"bench", "llm", "doctor"},
+    {"anatomy", "bench", "llm", "doctor"},
     {"cli"},
     {"__main__"},
 )
 FLOOR_OF = {name: number for number, floor in enumerate(FLOORS) for name in floor}
 WITHOUT_MLX = re.compile(
-    r"tinyllm\.(errors|hardware|blas|backends|kernels|(config|text|hub)\..*|engine\.(request|scheduler|plan)"
+    r"tinyllm\.(errors|hardware|blas|backends|kernels|(config|text|hub|anatomy)\..*|engine\.(request|scheduler|plan)"
     r"|kv\.(prefix|pages|manager|kinds)|checkpoint\.(?!weights|quantization|gguf$).*)"
 )
 

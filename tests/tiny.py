@@ -6,6 +6,7 @@ Nothing here imports mlx, and a folder is complete: config.json, weights, tokeni
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,26 @@ def write_raw_safetensors(
         file.write((len(header) if length is None else length).to_bytes(8, "little"))
         file.write(header)
         file.writelines(data)
+
+
+def hollow_header(shapes: Mapping[str, Sequence[int]], *, dtype: str = "BF16") -> tuple[bytes, int]:
+    """Return a safetensors header for tensors of two bytes an element, and how long the whole file would be."""
+    header: dict[str, Any] = {}
+    position = 0
+    for name, shape in shapes.items():
+        end = position + 2 * math.prod(shape)
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, end]}
+        position = end
+    content = json.dumps(header).encode()
+    return len(content).to_bytes(8, "little") + content, 8 + len(content) + position
+
+
+def write_hollow(path: Path, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Write a file with tensors of these shapes, and a hole in place of their data, which takes no disk."""
+    header, length = hollow_header(shapes)
+    with path.open("wb") as file:
+        file.write(header)
+        file.truncate(length)
 
 
 def write_json(path: Path, value: Any) -> None:

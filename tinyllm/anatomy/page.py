@@ -118,7 +118,11 @@ def _rows(subject: Subject, context: int) -> Iterator[tuple[str, str]]:
     yield "weights", _weights(subject)
     for form in subject.formats()[1:]:
         yield "", f"{form.name}: {_members(form)} ({form.bits_per_weight:.3g} bits)"
-    if subject.table is not None:
+    if subject.table is not None and subject.comparison is not None:
+        if subject.comparison.ignored:
+            yield "", f"of no use: {', '.join(folded(subject.comparison.ignored)[:_SHOWN])}"
+        if subject.table.skipped:
+            yield "", f"{subject.table.skipped:,} more tensors of other parts"
         wrong = sum(map(len, subject.problems.values()))
         yield "check", f"{wrong} differ from config.json, see below" if wrong else "every tensor as config.json asks"
 
@@ -155,8 +159,9 @@ def _cache_rows(config: Config, context: int) -> Iterator[tuple[str, str]]:
     mixers = [layer.attention for layer in config.layers]
     groups = {m.num_heads // m.num_kv_heads for m in mixers if isinstance(m, AttentionConfig)}
     if 0 < half < whole:
-        shared = f"groups of {' or '.join(map(str, sorted(groups)))} heads share; " if groups else ""
-        yield "", f"{shared}if each head kept its own, {whole:,}: {round(whole / half, 2)} times as much"
+        sizes = " or ".join(map(str, sorted(groups)))
+        shared = f"groups of {sizes} heads share keys; if none did" if groups else "if each head kept its own"
+        yield "", f"{shared}, {whole:,}: {round(whole / half, 2)} times as much"
     for kind in kinds if len(kinds) > 1 else ():
         seen = "everything before" if kind.reach is None else kind.reach.describe()
         yield "", f"{kind.layers} layers see {seen}: {token_bytes(kind, 2):,} bytes a token"
@@ -174,10 +179,7 @@ def _weights(subject: Subject) -> str:
         return f"{stored}, as config.json says: no safetensors beside it"
     tensors = len({part.name for info in subject.table.tensors.values() for part in info.parts})
     plural = "file" if subject.files == 1 else "files"
-    spare = sorted(subject.comparison.ignored) if subject.comparison else []
-    unused = f"; of no use: {', '.join(folded(spare)[:_SHOWN])}" if spare else ""
-    others = f"; {subject.table.skipped:,} tensors of other parts" if subject.table.skipped else ""
-    return f"{stored}; {tensors:,} tensors in {subject.files:,} {plural}{unused}{others}"
+    return f"{stored}; {tensors:,} tensors in {subject.files:,} {plural}"
 
 
 def _members(form: Format) -> str:
