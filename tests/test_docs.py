@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -14,7 +15,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 CLI_PAGE = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
 
 
-def test_the_page_of_the_command_line_is_what_help_says() -> None:
+def test_pages_that_are_made_are_what_they_are_made_of() -> None:
     done = subprocess.run([sys.executable, ROOT / "scripts" / "docs", "--check"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -42,6 +43,22 @@ def test_the_files_of_the_map_exist() -> None:
     package = ROOT / "tinyllm"
     absent = [name for name in named if not (package / name).exists() and not list(package.rglob(name.strip("/")))]
     assert not [name for name in absent if not (ROOT / name).exists()]
+
+
+def test_what_contributing_shows_of_the_code_is_in_it() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    shown = [block.strip() for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
+    files = [*(ROOT / "tinyllm" / "config" / "families").glob("*.py"), *(ROOT / "scripts").glob("golden_*.py")]
+    code = [file.read_text(encoding="utf-8") for file in files]
+    assert shown and all(any(block in text for text in code) for block in shown)
+
+
+def test_every_golden_checkpoint_is_measured_and_agrees() -> None:
+    golden = ROOT / "tests" / "golden"
+    measured = json.loads((golden / "measured.json").read_text(encoding="utf-8"))
+    folders = {file.parent.name for file in golden.glob("*/expected.safetensors")}
+    assert measured.keys() == folders, "run scripts/measure_golden.py"
+    assert max(measured.values()) <= 1e-4
 
 
 def test_the_version_is_one() -> None:

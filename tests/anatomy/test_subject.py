@@ -1,0 +1,79 @@
+"""What is found in the files, also where they cannot be put together."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import tiny
+
+from tinyllm.anatomy.facts import facts, tensor_facts
+from tinyllm.anatomy.page import block_page, page, shapes_page
+from tinyllm.anatomy.subject import Subject, open_subject
+from tinyllm.config.tensors import tensor_shapes
+from tinyllm.errors import CorruptFileError, MissingFileError
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+FOLDERS = sorted(file.parent.name for file in GOLDEN.glob("*/expected.safetensors"))
+
+
+def opened(folder: Path) -> Subject:
+    return open_subject(str(folder), report=lambda line: None)
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_golden_folders_are_as_their_configs_ask(name: str) -> None:
+    """In every form: packed, fused, sharded, with experts one by one."""
+    subject = opened(GOLDEN / name)
+    assert not subject.problems
+    assert dict(subject.shapes) == tensor_shapes(subject.config)
+    assert all(row["expected"] == row["found"] and row["problem"] is None for row in tensor_facts(subject))
+    expected = sum(math.prod(shape) for shape in subject.shapes.values())
+    assert sum(form.parameters for form in subject.formats()) == expected
+    assert sum(form.nbytes for form in subject.formats()) == sum(info.nbytes for info in subject.used.values())
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_pages_are_within_80_columns_and_json_is_json(name: str) -> None:
+    subject = opened(GOLDEN / name)
+    lines = [*page(subject), *shapes_page(subject), *block_page(subject, subject.config.num_hidden_layers - 1)]
+    assert max(map(len, lines)) <= 80 and not any(line != line.rstrip() for line in lines)
+    assert json.loads(json.dumps(facts(subject)))["parameters"]["total"] > 0
+
+
+def test_without_files_their_size_is_expected(tmp_path: Path) -> None:
+    for name in ("qwen3", "mlx-lm-4bit"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_bytes((GOLDEN / name / "config.json").read_bytes())
+        bare, whole = opened(tmp_path / name), opened(GOLDEN / name)
+        sizes = [{form.name.replace("bfloat16", "bf16"): form.nbytes for form in s.formats()} for s in (bare, whole)]
+        assert sizes[0] == sizes[1]
+        assert bare.table is None and facts(bare)["weights"] is None
+
+
+def test_tensors_that_cannot_be_put_together_are_told_beside_the_others(tmp_path: Path) -> None:
+    tiny.write_checkpoint(tmp_path)
+    shapes = dict(tensor_shapes(opened(tmp_path).config))
+    name = "model.layers.1.mlp.up_proj.weight"
+    del shapes["model.norm.weight"]
+    header = json.loads(tiny.hollow_header(shapes)[0][8:])
+    header[name]["dtype"] = "I16"
+    size = max(entry["data_offsets"][1] for entry in header.values())
+    tiny.write_raw_safetensors(tmp_path / "model.safetensors", json.dumps(header).encode(), [bytes(size)])
+    problems = opened(tmp_path).problems
+    assert problems["missing"] == {"model.norm.weight": "model.norm.weight"}
+    assert problems["unusable"][name].endswith(f"tensor {name!r} is of type I16, which tinyllm does not read")
+    assert set(problems) == {"missing", "unusable"}
+
+
+def test_files_that_are_broken_or_named_and_absent_are_errors(tmp_path: Path) -> None:
+    tiny.write_checkpoint(tmp_path, shards=2)
+    [first, _] = sorted(tmp_path.glob("*.safetensors"))
+    first.write_bytes(first.read_bytes()[:100])
+    with pytest.raises(CorruptFileError, match="cut off"):
+        opened(tmp_path)
+    first.unlink()
+    with pytest.raises(MissingFileError, match="the index names files that are not there"):
+        opened(tmp_path)
