@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from tinyllm.errors import CheckpointError
 __all__ = ["READABLE", "StoredTensor", "TensorTable", "gather", "read_tensor_table", "tensor_table"]
 
 READABLE = frozenset({"U8", "U16", "U32", "F16", "BF16", "F32"})  # the types that MLX takes as they are
+_EXPERT = re.compile(r"\.experts\.(\d{1,9})\.")
 _WHOLE = -1  # in place of the number of an expert
 
 
@@ -86,14 +88,14 @@ def gather(headers: Mapping[Path, Mapping[str, TensorInfo]], config: Config) -> 
     """Name the tensors of all files, those aside that `faults` are found with."""
     found: dict[str, dict[int, StoredTensor]] = defaultdict(dict)
     faults: dict[str, CheckpointError] = {}
-    skipped = 0
+    namer, skipped = _Namer(config), 0
     for header in headers.values():
         for info in header.values():
-            targets = config.targets(info.name)
+            targets, expert = namer.targets(info.name)
             skipped += not targets
             for target in targets:
                 try:
-                    _add(found[target.name], info, target)
+                    _add(found[target.name], info, target, _number(target, expert))
                 except CheckpointError as fault:
                     faults.setdefault(target.name, fault)
     tensors: dict[str, StoredTensor] = {}
@@ -109,13 +111,37 @@ def gather(headers: Mapping[Path, Mapping[str, TensorInfo]], config: Config) -> 
     return TensorTable(tensors, skipped, faults)
 
 
-def _add(same: dict[int, StoredTensor], info: TensorInfo, target: Target) -> None:
+class _Namer:
+    """What a config calls the tensors of files; those of experts, tens of thousands, differ in a number alone."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._experts: dict[tuple[str, str], tuple[Target, ...]] = {}
+
+    def targets(self, name: str) -> tuple[tuple[Target, ...], int | None]:
+        """Return what `Config.targets` does of this expert or of another one, and the number of this one."""
+        found = _EXPERT.search(name)
+        if found is None:
+            return self._config.targets(name), None
+        expert, around = int(found[1]), (name[: found.start(1)], name[found.end(1) :])
+        if around not in self._experts:
+            self._experts[around] = self._config.targets(name)
+        return self._experts[around], expert
+
+
+def _number(target: Target, expert: int | None) -> int:
+    """Return the number of an expert, that of its own name before the one that the target was found with."""
+    if target.expert is None:
+        return _WHOLE
+    return target.expert if expert is None else expert
+
+
+def _add(same: dict[int, StoredTensor], info: TensorInfo, target: Target, number: int) -> None:
     """Add one tensor of a file to those that make up a canonical one, by the number of the expert."""
     if info.dtype not in READABLE:
         raise CheckpointError(
             f"{info.file}: tensor {info.name!r} is of type {info.dtype}, which tinyllm does not read"
         )
-    number = _WHOLE if target.expert is None else target.expert
     if number in same or (same and (number == _WHOLE) != (_WHOLE in same)):
         first = next(iter(same.values())).parts[0].file
         raise CheckpointError(f"{info.file}: {info.name!r} is there twice, the first time in {first}")
