@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tinyllm.anatomy.fit import LENT, plan_for, weight_bytes
+from tinyllm.anatomy.fit import lent_bytes, plan_for, weight_bytes
 from tinyllm.anatomy.subject import Subject
 from tinyllm.config.config import Config
 from tinyllm.errors import ContextLengthError, DoesNotFitError
@@ -22,10 +22,14 @@ def test_weights_take_what_the_config_says() -> None:
 
 def test_a_plan_is_for_what_metal_lends() -> None:
     plan = plan_for(SUBJECT, 16 * GIB, 32768)
-    assert plan.available_bytes == int(16 * GIB * LENT)
+    assert plan.available_bytes == lent_bytes(16 * GIB) == 16 * GIB * 2 // 3
     assert (plan.context, plan.token_bytes, plan.weight_bytes) == (32768, 114_688, weight_bytes(SUBJECT))
     assert plan.wired_bytes <= plan.available_bytes
     assert plan_for(SUBJECT, 16 * GIB).context == 40960
+
+
+def test_metal_lends_more_of_a_large_memory() -> None:
+    assert [lent_bytes(n * GIB) / GIB for n in (24, 36, 128)] == [16, 27, 96]
 
 
 def test_the_bits_that_are_named_do_fit_and_more_do_not() -> None:

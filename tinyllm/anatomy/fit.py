@@ -12,9 +12,10 @@ from tinyllm.config.tensors import EMBEDDING, tensor_shapes
 from tinyllm.engine.plan import MemoryPlan, make_plan
 from tinyllm.errors import DoesNotFitError
 
-__all__ = ["LENT", "plan_for", "weight_bytes"]
+__all__ = ["lent_bytes", "plan_for", "weight_bytes"]
 
-LENT = Fraction(2, 3)  # of a Mac's memory: the least that Metal is known to recommend as its working set
+# Of a Mac's memory, up to so many bytes: the least that Metal is known to recommend as its working set.
+_LENT = ((36 * 2**30, Fraction(2, 3)), (math.inf, Fraction(3, 4)))
 _PACKED_BITS, _GROUP, _GROUP_BITS = (8, 6, 4, 3, 2), 64, 32  # affine; a scale and a bias in half precision a group
 _HALF_BYTES, _SINGLE_BYTES = 2, 4
 
@@ -36,6 +37,11 @@ def plan_for(subject: Subject, machine_bytes: int, context: int | None = None) -
         raise
 
 
+def lent_bytes(machine_bytes: int) -> int:
+    """Bytes that Metal lends at least, on a Mac with so many."""
+    return math.floor(machine_bytes * next(share for most, share in _LENT if machine_bytes < most))
+
+
 def weight_bytes(subject: Subject) -> int:
     """Bytes of the weights as they are stored: in the files, or where there are none as the config has it."""
     if subject.table is None:
@@ -50,7 +56,7 @@ def _plan(subject: Subject, weights: int, machine_bytes: int, context: int | Non
         subject.config,
         weight_bytes=weights,
         itemsize=_SINGLE_BYTES if single else _HALF_BYTES,
-        available_bytes=math.floor(machine_bytes * LENT),
+        available_bytes=lent_bytes(machine_bytes),
         max_context=context,
         fused_attention=True,
         name=subject.name,

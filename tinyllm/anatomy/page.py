@@ -161,10 +161,11 @@ def _cache_rows(config: Config, context: int) -> Iterator[tuple[str, str]]:
     if 0 < half < whole:
         sizes = " or ".join(map(str, sorted(groups)))
         shared = f"groups of {sizes} heads share keys; if none did" if groups else "if each head kept its own"
-        yield "", f"{shared}, {whole:,}: {round(whole / half, 2)} times as much"
+        yield "", f"{shared}, {whole:,}: {whole / half:.1f} times as much"
     for kind in kinds if len(kinds) > 1 else ():
         seen = "everything before" if kind.reach is None else kind.reach.describe()
-        yield "", f"{kind.layers} layers see {seen}: {token_bytes(kind, 2):,} bytes a token"
+        who = "1 layer sees" if kind.layers == 1 else f"{kind.layers} layers see"
+        yield "", f"{who} {seen}: {token_bytes(kind, 2):,} bytes a token"
     total = sum(cached_bytes(kind, context, ITEMSIZES["bfloat16"]) for kind in kinds)
     size = memory_size(total) if total >= 2**20 else f"{total:,} bytes"
     yield "", f"{size} for {context:,} tokens"
