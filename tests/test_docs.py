@@ -47,7 +47,7 @@ def test_the_files_of_the_map_exist() -> None:
 
 def test_what_contributing_shows_of_the_code_is_in_it() -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    shown = [" ".join(block.split()) for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
+    shown = [" ".join(block.split()) for block in re.findall(r"```text\n(.*?)```", page, re.DOTALL)]
     files = [*(ROOT / "tinyllm" / "config" / "families").glob("*.py"), *(ROOT / "scripts").glob("golden_*.py")]
     code = [" ".join(file.read_text(encoding="utf-8").split()) for file in files]
     assert shown and all(any(block in text for text in code) for block in shown)
