@@ -12,11 +12,49 @@ import tiny
 from tinyllm.anatomy.facts import facts, tensor_facts
 from tinyllm.anatomy.page import block_page, page, shapes_page
 from tinyllm.anatomy.subject import Subject, open_subject
+from tinyllm.config.config import Config
+from tinyllm.config.families.table import FAMILIES
+from tinyllm.config.family import Experts, Family
 from tinyllm.config.tensors import tensor_shapes
 from tinyllm.errors import CorruptFileError, MissingFileError
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 FOLDERS = sorted(file.parent.name for file in GOLDEN.glob("*/expected.safetensors"))
+
+
+SPARSE = {
+    "model_type": "sparse",
+    "vocab_size": 150_000,
+    "hidden_size": 6144,
+    "intermediate_size": 12_288,
+    "moe_intermediate_size": 2560,
+    "num_hidden_layers": 62,
+    "num_attention_heads": 96,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "num_experts": 160,
+    "num_experts_per_tok": 8,
+}
+
+
+def sparse_shapes() -> dict[str, tuple[int, ...]]:
+    """The tensors of `SPARSE` as files have them: each expert's by themselves."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, shape in tensor_shapes(Config.from_dict(SPARSE)).items():
+        if ".experts." not in name:
+            shapes[name] = shape
+            continue
+        for i in range(shape[0]):
+            shapes[name.replace(".experts.", f".experts.{i}.")] = shape[1:]
+    return shapes
+
+
+@pytest.fixture
+def sparse(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder with the config of a family of experts, in which there is nothing else that is special."""
+    monkeypatch.setitem(FAMILIES, "sparse", Family("sparse", experts=Experts()))  # type: ignore[arg-type]
+    tiny.write_json(tmp_path / "config.json", SPARSE)
+    return tmp_path
 
 
 def opened(folder: Path) -> Subject:
@@ -66,6 +104,37 @@ def test_tensors_that_cannot_be_put_together_are_told_beside_the_others(tmp_path
     assert problems["missing"] == {"model.norm.weight": "model.norm.weight"}
     assert problems["unusable"][name].endswith(f"tensor {name!r} is of type I16, which tinyllm does not read")
     assert set(problems) == {"missing", "unusable"}
+
+
+def test_four_hundred_billion_parameters_in_thirty_thousand_tensors_are_counted(sparse: Path) -> None:
+    shapes = sparse_shapes()
+    names = list(shapes)
+    for i in range(4):
+        part = {name: shapes[name] for name in names[i::4]}
+        tiny.write_hollow(sparse / f"model-0000{i + 1}-of-00004.safetensors", part)
+    subject = opened(sparse)
+    found = facts(subject)
+    assert not subject.problems
+    assert (found["weights"]["files"], found["weights"]["tensors"]) == (4, len(shapes))
+    assert len(shapes) > 29_000 and found["parameters"]["total"] > 400e9
+    assert found["parameters"]["total"] == sum(map(math.prod, shapes.values()))
+    idle = sum(math.prod(shape) for name, shape in shapes.items() if ".experts." in name) * 152 // 160
+    assert found["parameters"]["active"] == found["parameters"]["total"] - idle
+
+
+def test_an_expert_that_is_absent_or_unlike_the_others_is_told(sparse: Path) -> None:
+    tiny.write_json(sparse / "config.json", {**SPARSE, "num_hidden_layers": 1, "num_experts": 8})
+    shapes = tensor_shapes(opened(sparse).config)
+    name = "model.layers.0.mlp.experts.{}_proj.weight"
+    stacked = {part: shapes.pop(name.format(part)) for part in ("gate", "up", "down")}
+    each = {name.format(f"{i}.{part}"): shape[1:] for part, shape in stacked.items() for i in range(8)}
+    del each[name.format("3.gate")]
+    each[name.format("5.up")] = (1, 1)
+    tiny.write_hollow(sparse / "model.safetensors", {**shapes, **each})
+    [(kind, problems)] = opened(sparse).problems.items()
+    assert kind == "unusable"
+    assert problems[name.format("gate")].endswith("expert 3 is absent, but later ones are there")
+    assert problems[name.format("up")].endswith("experts are of different shapes or types")
 
 
 def test_files_that_are_broken_or_named_and_absent_are_errors(tmp_path: Path) -> None:
