@@ -55,8 +55,10 @@ def test_every_module_of_a_block_is_drawn_with_its_shape(name: str) -> None:
         assert lines[0] == f"x  {config.hidden_size:,}"
         for tensor, shape in layer_shapes(config, kind.layer).items():
             module, _, leaf = tensor.rpartition(".")
-            names = {part.partition(".")[2] or part for part in (module, tensor)} | {module}
-            line = next(line for line in lines if names & set(line.replace("(", " ").replace(")", " ").split()))
+            names = {part.partition(".")[2] or part for part in (module, tensor) if part} | {module or tensor}
+            line = next(
+                line for line in lines if any(re.search(rf"^[│ ]+{name}  |\({name}\)$", line) for name in names)
+            )
             assert leaf == "bias" or shape_words(tensor, shape).split()[0] in line
 
 

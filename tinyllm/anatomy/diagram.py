@@ -25,7 +25,7 @@ from tinyllm.config.tensors import layer_shapes, norm_names
 
 __all__ = ["draw", "rope_words", "shape_words"]
 
-_WIDTH = 74  # of what stands beside the line of the residual
+_WIDTH = 69  # of what stands beside the lines of the residual and of branches side by side
 
 
 def draw(config: Config, layer: LayerConfig) -> list[str]:

@@ -21,10 +21,9 @@ from tinyllm.anatomy.subject import Subject
 from tinyllm.config.config import Config
 from tinyllm.config.layers import AttentionConfig, LatentAttentionConfig, rope_of
 from tinyllm.config.tensors import layer_shapes, tensor_shapes
-from tinyllm.engine.plan import token_bytes
 from tinyllm.kv.kinds import LayerKind, layer_kinds
 
-__all__ = ["ITEMSIZES", "block_facts", "block_tensors", "cached_bytes", "facts", "tensor_facts"]
+__all__ = ["ITEMSIZES", "block_facts", "block_tensors", "cached_bytes", "facts", "tensor_facts", "token_bytes"]
 
 _SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -107,6 +106,11 @@ def tensor_facts(subject: Subject) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def token_bytes(kind: LayerKind, itemsize: int) -> int:
+    """Bytes of the keys and values of one token in all layers of a kind, `itemsize` an element."""
+    return kind.layers * kind.kv_heads * (kind.key_dim + kind.value_dim) * itemsize
 
 
 def cached_bytes(kind: LayerKind, tokens: int, itemsize: int) -> int:

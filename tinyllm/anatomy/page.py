@@ -15,12 +15,12 @@ from tinyllm.anatomy.counts import (
     ungrouped_elements,
 )
 from tinyllm.anatomy.diagram import draw, rope_words
-from tinyllm.anatomy.facts import ITEMSIZES, block_tensors, cached_bytes, tensor_facts
+from tinyllm.anatomy.facts import ITEMSIZES, block_tensors, cached_bytes, tensor_facts, token_bytes
 from tinyllm.anatomy.subject import Format, Subject
 from tinyllm.checkpoint.folded import folded, ranges
 from tinyllm.config.config import Config
 from tinyllm.config.layers import AttentionConfig, rope_of
-from tinyllm.engine.plan import MemoryPlan, table, token_bytes
+from tinyllm.engine.plan import MemoryPlan, table
 from tinyllm.hub.sizes import disk_size, memory_size
 from tinyllm.kv.kinds import layer_kinds
 
@@ -165,7 +165,8 @@ def _cache_rows(config: Config, context: int) -> Iterator[tuple[str, str]]:
     for kind in kinds if len(kinds) > 1 else ():
         seen = "everything before" if kind.reach is None else kind.reach.describe()
         who = "1 layer sees" if kind.layers == 1 else f"{kind.layers} layers see"
-        yield "", f"{who} {seen}: {token_bytes(kind, 2):,} bytes a token"
+        each = token_bytes(kind, ITEMSIZES["bfloat16"])
+        yield "", f"{who} {seen}: {each:,} bytes a token" if each else f"{kind.layers} keep a state in place of keys"
     total = sum(cached_bytes(kind, context, ITEMSIZES["bfloat16"]) for kind in kinds)
     size = memory_size(total) if total >= 2**20 else f"{total:,} bytes"
     yield "", f"{size} for {context:,} tokens"
