@@ -16,7 +16,7 @@ from tinyllm.config.build import ACTIVATIONS
 from tinyllm.config.config import Config
 from tinyllm.config.families.table import FAMILIES
 from tinyllm.config.families.wrappers import WRAPPERS
-from tinyllm.config.layers import AttentionConfig, LayerConfig, NormConfig, rope_of
+from tinyllm.config.layers import Alibi, AttentionConfig, LayerConfig, NormConfig, rope_of
 
 GOLDEN = Path(__file__).resolve().parent.parent / "tests" / "golden"
 MEASURED = GOLDEN / "measured.json"
@@ -124,7 +124,7 @@ def _family_row(name: str, goldens: Sequence[Golden]) -> str:
     traits = dict.fromkeys(trait for golden in goldens for trait in _traits(golden.config))
     refused = ", ".join(f"`{key}`" for key in sorted(FAMILIES[name].refused)) or "-"
     difference = f"{max(worst):.1e}" if worst else "-"
-    return f"| `{name}` | {difference} | {', '.join(traits) or '-'} | {refused} |"
+    return f"| `{name}` | {difference} | {'; '.join(traits) or '-'} | {refused} |"
 
 
 def _proofs(name: str, goldens: Sequence[Golden]) -> str:
@@ -141,10 +141,10 @@ def _traits(config: Config) -> Iterator[str]:
     """Yield what a model's layers are made of, in a few words each."""
     for layer in dict.fromkeys(config.layers):
         yield f"{_norm_name(layer.norm)} {_PLACES[layer.placement]}"
-        yield from _attention_traits(layer)
+        yield from _attention_traits(layer, learned=config.learned_positions is not None)
         mixture = experts_of(layer.feed_forward)
         if mixture is not None:
-            yield "experts" if mixture.shared is None else "experts, one for all"
+            yield "experts" if mixture.shared is None else "experts and a shared one"
         for network, _ in networks_of(layer.feed_forward):
             yield f"{'gated ' if network.gated else ''}{network.activation}"
     if config.learned_positions is not None:
@@ -155,7 +155,7 @@ def _traits(config: Config) -> Iterator[str]:
         yield "scaled or capped logits"
 
 
-def _attention_traits(layer: LayerConfig) -> Iterator[str]:
+def _attention_traits(layer: LayerConfig, *, learned: bool) -> Iterator[str]:
     mixer, rope = layer.attention, rope_of(layer.attention)
     if not isinstance(mixer, AttentionConfig):
         yield {"LatentAttention": "latent attention", "Delta": "delta rule", "Conv": "short convolution"}.get(
@@ -166,10 +166,10 @@ def _attention_traits(layer: LayerConfig) -> Iterator[str]:
         yield f"{'interleaved ' if rope.interleaved else ''}RoPE{scaling}"
     if not isinstance(mixer, AttentionConfig):
         return
-    if rope is None and mixer.bias is None:
+    if rope is None and mixer.bias is None and not learned:
         yield "layers without RoPE"
     if mixer.bias is not None:
-        yield type(mixer.bias).__name__
+        yield "ALiBi" if isinstance(mixer.bias, Alibi) else type(mixer.bias).__name__
     if mixer.reach is not None:
         yield type(mixer.reach).__name__.lower()
     if mixer.qk_norm is not None:

@@ -67,7 +67,7 @@ def rope_words(rope: RopeConfig, head_dim: int) -> str:
         values: Mapping[str, Any] = vars(rope.scaling)
         kind = type(rope.scaling).__name__.removesuffix("Scaling").lower()
         factor, original = values.get("factor"), values.get("original_max_position_embeddings")
-        stretched = "" if factor is None else f" x {factor:g}"
+        stretched = "" if factor in (None, 1) else f" x {factor:g}"
         words.append(f"{kind}{stretched}" + ("" if original is None else f" from {original:,}"))
     return ", ".join(words)
 

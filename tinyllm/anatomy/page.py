@@ -113,7 +113,8 @@ def _rows(subject: Subject, context: int) -> Iterator[tuple[str, str]]:
     yield "shape", f"{layers}, hidden size {config.hidden_size:,}, {config.vocab_size:,} embeddings ({head})"
     for text in dict.fromkeys(_feed_forward(config)):
         yield "feed-forward", text
-    yield "positions", "; ".join(dict.fromkeys(_positions(config))) + f"; up to {config.max_position_embeddings:,}"
+    positions = [*dict.fromkeys(_positions(config)), f"up to {config.max_position_embeddings:,}"]
+    yield "positions", "; ".join(positions)
     yield from _cache_rows(config, context)
     yield "weights", _weights(subject)
     for form in subject.formats()[1:]:
@@ -145,8 +146,10 @@ def _positions(config: Config) -> Iterator[str]:
         rope = rope_of(mixer)
         if rope is not None:
             yield rope_words(rope, mixer.head_dim if isinstance(mixer, AttentionConfig) else rope.dims)
-        elif isinstance(mixer, AttentionConfig):
-            yield "none in some layers" if mixer.bias is None else type(mixer.bias).__name__
+        elif isinstance(mixer, AttentionConfig) and mixer.bias is not None:
+            yield type(mixer.bias).__name__
+        elif isinstance(mixer, AttentionConfig) and config.learned_positions is None:
+            yield "none in some layers"
     if config.learned_positions is not None:
         yield f"a table of {config.learned_positions:,}"
 
