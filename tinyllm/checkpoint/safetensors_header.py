@@ -90,7 +90,7 @@ def _tensor_info(path: Path, name: str, entry: Any, data_start: int) -> TensorIn
         counts = [*shape, start, end]
     except (TypeError, KeyError, ValueError):
         raise CorruptFileError(f"{path}: the header's entry for {name!r} is malformed") from None
-    sizes = all(type(n) is int and 0 <= n < _MOST_ELEMENTS for n in counts)  # a flag is no number
+    sizes = set(map(type, counts)) == {int} and min(counts) >= 0 and max(counts) < _MOST_ELEMENTS
     if not sizes or len(shape) > _MOST_DIMENSIONS or not isinstance(dtype, str):
         raise CorruptFileError(f"{path}: the header's entry for {name!r} holds values that are no sizes")
     if dtype not in BITS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from collections.abc import Iterable
@@ -55,6 +56,7 @@ def inspect(
         from tinyllm.anatomy.fit import plan_for
         from tinyllm.anatomy.subject import open_subject
 
+        gc.disable()  # a large model's headers are half a million objects, and none of them is ever garbage
         machine = None if fit is None else _read_fit(fit)
         subject = open_subject(model, revision=revision, offline=offline, report=console.say)
         _check_block(subject, block)
