@@ -46,7 +46,8 @@ class Case:
     The classes of transformers are `family` + Config and ForCausalLM where `classes` does not name others. `random`
     has, by regular expressions over parameter names, mean and standard deviation of those that are not to be drawn as
     most are; `mean` of norms is 1.2, or where 1 is added to weights 0.2. `dialects` change a config as written into
-    the same model's as others write it. `seed` is changed where routers tie.
+    the same model's as others write it, `sparse` adds one without what equals the class's defaults. `seed` is changed
+    where routers tie. `attention` names the implementation, of which some families have a faulty "eager".
     """
 
     name: str
@@ -62,6 +63,8 @@ class Case:
     dialects: Mapping[str, Dialect] = field(default_factory=dict)
     v4: bool = True
     seed: int = 0
+    sparse: bool = False
+    attention: str = "eager"
 
 
 def rope(parameters: Mapping[str, Any], **more: Any) -> dict[str, Any]:

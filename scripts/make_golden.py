@@ -72,8 +72,9 @@ def class_names(case: Case) -> tuple[str, str]:
 
 
 def make_model(config: PreTrainedConfig, case: Case) -> PreTrainedModel:
-    """Make the reference's network, computing attention in plain operations."""
-    return getattr(transformers, class_names(case)[1])._from_config(config, attn_implementation="eager").eval()
+    """Make the reference's network."""
+    network = getattr(transformers, class_names(case)[1])
+    return network._from_config(config, attn_implementation=case.attention).eval()
 
 
 @torch.no_grad()
@@ -179,7 +180,7 @@ def without_defaults(config: dict[str, Any]) -> None:
     for name, default in class_defaults(type(plain)).items():
         if config.get(name, ...) == default and name not in NEVER_ABSENT:
             del config[name]
-    if config["rope_parameters"] == plain.rope_parameters:
+    if "rope_parameters" in config and config["rope_parameters"] == plain.rope_parameters:
         del config["rope_parameters"]
 
 
@@ -204,7 +205,7 @@ def dialects(case: Case, config: dict[str, Any]) -> dict[str, dict[str, Any]]:
             changes["v4-type"] = with_type
     if case.name in ("llama-long", "qwen3-layer-types"):
         changes |= {"stale-theta": with_stale_theta, "nested": with_nested_rope}
-    if case.name.endswith(("defaults", "default")):
+    if case.sparse or case.name.endswith(("defaults", "default")):
         changes["sparse"] = without_defaults
     written = {f"config.{name}.json": in_text_config(change)(config) for name, change in changes.items()}
     if case.name == "mistral3-tied":

@@ -149,7 +149,7 @@ def test_other_towers_are_left_out_with_one_notice(caplog: pytest.LogCaptureFixt
     with caplog.at_level(logging.WARNING, "tinyllm"):
         load_model(GOLDEN / "mistral3")
     assert [record.message.partition(": ")[2] for record in caplog.records] == [
-        f"{others} tensors of parts other than the text model are left out"
+        f"{others} tensors that the text model has no use for are left out"
     ]
 
 

@@ -61,7 +61,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class TensorTable:
-    """Canonical name -> where the tensor stands; `skipped` counts those of parts other than the text model.
+    """Canonical name -> where the tensor stands; `skipped` counts those of no use to the text model.
 
     `faults` has tensors that cannot be put together from what the files hold.
     """

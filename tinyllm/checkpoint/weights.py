@@ -97,7 +97,7 @@ class WeightStore:
         table = read_tensor_table(found.files, config)
         tensors = table.tensors
         if table.skipped:
-            logger.warning("%s: %d tensors of parts other than the text model are left out", folder, table.skipped)
+            logger.warning("%s: %d tensors that the text model has no use for are left out", folder, table.skipped)
         try:
             useless = check_tensors(tensors, config, folder)
         except TensorMismatchError as error:

@@ -31,15 +31,14 @@ _ALIASES = {
 def read_model(reader: ConfigReader, family: Family) -> dict[str, Any]:
     """Return the fields of a `Config` that its row says how to read. Raises ConfigError."""
     row = resolve(family, reader)
-    for name, accepts in family.refused.items():
-        if name in reader.values and not accepts(reader.take(name)):
-            raise reader.fail(UnsupportedModelError, f"{name} = {reader.values[name]!r} is not computed by tinyllm")
-    count, theta = row["num_hidden_layers"], family.rope_theta
+    reader.refuse(family.refused)
+    count = row["num_hidden_layers"]
     kv_heads, head_dim = _read_heads(reader, row)
     row |= {
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
         "activation": _activation(reader, row["activation"], with_parameters=not (row["gated"] or family.experts)),
+        "intermediate_size": row["intermediate_size"] or 4 * row["hidden_size"],
     }
     norm = _norm(row)
     layer_types = family.layer_types(reader, count)
@@ -49,6 +48,7 @@ def read_model(reader: ConfigReader, family: Family) -> dict[str, Any]:
         thetas = family.layer_thetas(reader, count)
         ropes = tuple(replace(rope, theta=own or rope.theta) for rope, own in zip(ropes, thetas, strict=True))
     normed, scaled = family.qk_norm_layers(reader, count), family.query_scaling_layers(reader, count)
+    scales = family.attention_scale_layers(reader, count)
     feed_forwards = _feed_forwards(reader, family, row)
     layers = []
     for i, kind in enumerate(layer_types):
@@ -56,7 +56,7 @@ def read_model(reader: ConfigReader, family: Family) -> dict[str, Any]:
         if kind in family.mixers:
             mixer = family.mixers[kind](reader, about)
         else:
-            mixer = _attention(about, normed=normed[i], scaled=scaled[i])
+            mixer = _attention(about, normed=normed[i], scaled=scaled[i], scale=scales[i])
         layers.append(
             LayerConfig(
                 attention=mixer,
@@ -73,7 +73,7 @@ def read_model(reader: ConfigReader, family: Family) -> dict[str, Any]:
         **{name: row[name] for name in ("max_position_embeddings", "tie_word_embeddings", "position_offset")},
         **{name: row[name] for name in ("logit_scale", "logit_softcap", "head_bias", "extra_layers")},
         "rms_norm_eps": norm.eps,
-        "rope_theta": ropes[0].theta if ropes else theta,
+        "rope_theta": ropes[0].theta if ropes else row["rope_theta"],
         "layers": tuple(layers),
         "final_norm": norm if row["final_norm"] else None,
         "embed_norm": norm if row["embed_norm"] else None,
@@ -133,7 +133,7 @@ def _read_ropes(
         max_positions=row["max_position_embeddings"],
         original=row["original_max_position_embeddings"],
         layer_types=layer_types,
-        default_theta=family.rope_theta,
+        default_theta=row["rope_theta"],
         local_theta=row["local_theta"],
         local_kind=SLIDING,
         partial=row["partial_rotary_factor"],
@@ -145,12 +145,13 @@ def _read_ropes(
     )
 
 
-def _attention(row: Mapping[str, Any], *, normed: bool, scaled: bool) -> AttentionConfig:
+def _attention(row: Mapping[str, Any], *, normed: bool, scaled: bool, scale: float) -> AttentionConfig:
+    whole = row["head_dim"] ** -0.5 if row["attention_scale"] is None else row["attention_scale"]
     return AttentionConfig(
         num_heads=row["num_attention_heads"],
         num_kv_heads=row["num_key_value_heads"],
         head_dim=row["head_dim"],
-        scale=row["head_dim"] ** -0.5 if row["attention_scale"] is None else row["attention_scale"],
+        scale=scale * whole,
         rope=row["rope"],
         reach=row["reach"],
         qkv_bias=row["qkv_bias"],

@@ -1,6 +1,6 @@
 """What a row of the table of families is made of, and the rules that several rows have in common. No mlx.
 
-A field of a row is a constant of the architecture, a `Key` to be read, or something computed `Of` a key. The
+A field of a row is a constant of the architecture, a `Key` to be read, or something computed `Of` one or `OfAll`. The
 defaults of keys are those of the config classes of transformers 5.24, since config.json may leave out what equals
 them.
 """
@@ -43,6 +43,18 @@ class Found:
     read: Callable[[ConfigReader], Any]
 
 
+@dataclass(frozen=True)
+class OfAll:
+    """A function of what several keys say."""
+
+    keys: tuple[Key, ...]
+    function: Callable[..., Any]
+
+    def read(self, reader: ConfigReader) -> Any:
+        """Read the keys, and apply the function."""
+        return self.function(*map(reader.read, self.keys))
+
+
 def when(name: str, value: Any, default: bool = False) -> Of:
     """Return what is `value` where the flag `name` is true, else None."""
     return Of(Key(name, bool, default), lambda flag: value if flag else None)
@@ -73,7 +85,7 @@ def resolve(row: Any, reader: ConfigReader) -> dict[str, Any]:
 def _resolved(value: Any, reader: ConfigReader) -> Any:
     if isinstance(value, Key):
         return reader.read(value)
-    return value.read(reader) if isinstance(value, Of | Found) else value
+    return value.read(reader) if isinstance(value, Of | OfAll | Found) else value
 
 
 # ---------------------------------------------------------------- which layer is of which kind
@@ -176,6 +188,11 @@ def all_but_every(n: int | Key) -> Callable[[ConfigReader, int], tuple[bool, ...
     return rule
 
 
+def alike(reader: ConfigReader, layers: int) -> tuple[float, ...]:
+    """All layers scale their scores alike."""
+    return (1.0,) * layers
+
+
 def reach_of(kind: str, row: Mapping[str, Any]) -> Reach | None:
     """Return what queries of a layer of that kind see."""
     if kind == SLIDING and row["sliding_window"] is not None:
@@ -224,7 +241,7 @@ class Family:
     num_attention_heads: Any = Key("num_attention_heads", int, minimum=1)
     num_key_value_heads: Any = Key("num_key_value_heads", int, None, nullable=True, minimum=1)
     head_dim: Any = Key("head_dim", int, None, nullable=True, minimum=1)
-    intermediate_size: Any = Key("intermediate_size", int, minimum=1)
+    intermediate_size: Any = Key("intermediate_size", int, minimum=1)  # None is four times the hidden size
     max_position_embeddings: Any = Key("max_position_embeddings", int, 2048, minimum=1)
     tie_word_embeddings: Any = Key("tie_word_embeddings", bool, False)
 
@@ -240,6 +257,7 @@ class Family:
     qk_norm_after_rope: Any = False
     qk_norm_layers: LayerRule = all_layers
     attention_scale: Any = None  # 1 / sqrt(head_dim)
+    attention_scale_layers: LayerRule = alike  # what it is multiplied by
     softcap: Any = None
     sinks: Any = False
     clip: Any = None
@@ -249,7 +267,7 @@ class Family:
 
     position: str = "rope"  # or "alibi", "learned"
     rope_layers: LayerRule = all_layers
-    rope_theta: float = 10000.0
+    rope_theta: Any = 10000.0
     layer_thetas: LayerRule | None = None  # of each layer, where they have their own
     local_theta: Any = None  # of windowed layers, where they have one of their own
     rope_interleaved: Any = False
@@ -259,7 +277,7 @@ class Family:
     rope_parameters: Mapping[str, Any] = field(default_factory=dict)  # where config.json has none
     rope_inert: frozenset[str] = frozenset()  # keys in these that are read elsewhere, or have no effect
     rope_alpha: bool = False  # whether "dynamic" may mean an `alpha`
-    alibi: Alibi | None = None
+    alibi: Alibi | OfAll | None = None
     position_offset: int = 0  # of learned positions
 
     activation: Any = Key("hidden_act", str, "silu")
@@ -273,7 +291,7 @@ class Family:
     norm_weight: Any = True
     norm_bias: Any = False
     norm_offset: Any = 0.0
-    placement: Placement | Of = "pre"
+    placement: Placement | Of | OfAll = "pre"
     shared_norm: Any = False
     embed_norm: Any = False
     final_norm: Any = True

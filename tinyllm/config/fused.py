@@ -70,6 +70,13 @@ def grouped_qkv(layer: LayerConfig, module: str) -> dict[str, Piece]:
     return _pieces(_QKV, counts, groups=shape.num_kv_heads, size=shape.head_dim)
 
 
+def quartered_qvk(layer: LayerConfig, module: str) -> dict[str, Piece]:
+    """A quarter of q, of v and of k, then the next of each (CodeGen)."""
+    shape = _attention(layer)
+    width = shape.num_heads * shape.head_dim // 4
+    return _pieces(("q_proj", "v_proj", "k_proj"), (width,) * 3, groups=4, size=1)
+
+
 def query_and_gate(layer: LayerConfig, module: str) -> dict[str, Piece]:
     """Each q head, then its gate."""
     shape = _attention(layer)

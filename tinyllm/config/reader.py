@@ -10,7 +10,7 @@ from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
 
-from tinyllm.errors import ConfigError, MissingKeyError, ModelNotFoundError, UnknownKeyError
+from tinyllm.errors import ConfigError, MissingKeyError, ModelNotFoundError, UnknownKeyError, UnsupportedModelError
 
 MAX_CONFIG_BYTES = 16 << 20
 REQUIRED: Any = object()
@@ -148,6 +148,14 @@ class ConfigReader:
         self._unread.difference_update(
             name for name, is_harmless in harmless.items() if name in self.values and is_harmless(self.values[name])
         )
+
+    def refuse(self, accepted: Mapping[str, Callable[[Any], bool]]) -> None:
+        """Read keys of which only some values are computed. Raises UnsupportedModelError for others."""
+        for name, accepts in accepted.items():
+            if name in self.values and not accepts(self.take(name)):
+                raise self.fail(
+                    UnsupportedModelError, f"{name} = {brief(self.values[name])} is not computed by tinyllm"
+                )
 
     def finish(self) -> None:
         """Raise UnknownKeyError, naming each, if any key was neither read nor discarded."""
