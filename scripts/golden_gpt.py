@@ -9,18 +9,22 @@ from golden_case import YARN, Case
 _SIZES = {
     "vocab_size": 96,
     "hidden_size": 32,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "max_position_embeddings": 128,
 }
 _GPT = {**_SIZES, "layer_norm_epsilon": 0.2}
-_GPT_NEOX = {**_SIZES, "layer_norm_eps": 0.2, "intermediate_size": 48}
+_GPT_NEOX = {**_SIZES, "num_attention_heads": 2, "layer_norm_eps": 0.2, "intermediate_size": 48}
 _BLOOM = {name: value for name, value in _GPT.items() if name != "max_position_embeddings"}
 _MPT = {**_BLOOM, "max_seq_len": 128}
 _OPT = {**_SIZES, "ffn_dim": 48}
 _BIOGPT = {**_SIZES, "intermediate_size": 48}
-_TIED = {"wte|word_embeddings.weight|embed_tokens": (0.0, 0.4)}
-_LOCAL = {"window_size": 11, "attention_types": [[["global", "local"], 1], [["local"], 1]]}
+_TIED = {"wte|word_embeddings.weight|embed_tokens|embed_in": (0.0, 0.4)}
+_SMALL = {"embed_tokens": (0.0, 0.1)}
+# Of so small a variance that the epsilon of the first norm shows, which is 1e-5 whatever config.json says.
+_TINY = {"embed_": (0.0, 0.01), r"(decoder.final_layer|biogpt.layer)_norm.weight": (12.0, 4.0)}
+_TWELVE = {"hidden_size": 24, "num_attention_heads": 12}  # whose slopes are no powers of two
+_LOCAL = {"num_hidden_layers": 3, "window_size": 11, "attention_types": [[["global", "local"], 1], [["local"], 1]]}
 _RW = {"alibi": True, "bias": True, "multi_query": False, "parallel_attn": False}
 _ROTATED = {"rope_parameters": {"rope_type": "default", "rope_theta": 700.0, "partial_rotary_factor": 0.5}}
 
@@ -77,24 +81,32 @@ def _gpt2(name: str, settings: dict[str, Any], **more: Any) -> Case:
     return _case(name, "GPT2", settings, base=_GPT, classes=("GPT2Config", "GPT2LMHeadModel"), **more)
 
 
-def _gpt_neox(name: str, settings: dict[str, Any]) -> Case:
-    return _case(name, "GPTNeoX", settings, base=_GPT_NEOX, v4=False, dialects={"v4": _as_neox})
+def _gpt_neox(name: str, settings: dict[str, Any], **more: Any) -> Case:
+    return _case(name, "GPTNeoX", settings, base=_GPT_NEOX, v4=False, dialects={"v4": _as_neox}, **more)
 
 
 CASES: tuple[Case, ...] = (
     _gpt2("gpt2", {}, random=_TIED, dialects={"hub": _as_gpt2, "common": _in_common_names}),
-    _gpt2("gpt2-scales", {"scale_attn_by_inverse_layer_idx": True, "n_inner": 40, "tie_word_embeddings": False}),
     _gpt2(
-        "gpt2-unscaled", {"scale_attn_weights": False, "activation_function": "relu"}, random=_TIED, dtype="float32"
+        "gpt2-scales",
+        {
+            "scale_attn_by_inverse_layer_idx": True,
+            "num_hidden_layers": 3,
+            "n_inner": 40,
+            "tie_word_embeddings": False,
+        },
+    ),
+    _gpt2(
+        "gpt2-unscaled", {"scale_attn_weights": False, "activation_function": "relu"}, random=_TIED, dtype="float16"
     ),
     _case("gpt-bigcode", "GPTBigCode", {}, base=_GPT, random=_TIED, dialects={"common": _in_common_names}),
     _case("gpt-bigcode-mha", "GPTBigCode", {"multi_query": False, "n_inner": 40}, base=_GPT, random=_TIED),
     _case("gptj", "GPTJ", {"rotary_dim": 4}, base=_GPT, dialects={"hub": _as_gptj}),
-    _case("codegen", "CodeGen", {"rotary_dim": 6, "n_inner": 40, "num_attention_heads": 4}, base=_GPT),
-    _case("codegen-two-heads", "CodeGen", {"rotary_dim": 8, "num_attention_heads": 2, "n_layer": 2}, base=_GPT),
+    _case("codegen", "CodeGen", {"rotary_dim": 6, "n_inner": 40}, base=_GPT),
+    _case("codegen-two-heads", "CodeGen", {"rotary_dim": 8, "num_attention_heads": 2}, base=_GPT),
     _case("gpt-neo", "GPTNeo", _LOCAL, base=_GPT, random={"[qk]_proj": (0.0, 0.2), **_TIED}),
     _case("bloom", "Bloom", {}, base=_BLOOM, random=_TIED, dialects={"hub": _as_bloom}),
-    _case("bloom-six-heads", "Bloom", {"hidden_size": 24, "num_attention_heads": 6}, base=_BLOOM, random=_TIED),
+    _case("bloom-twelve-heads", "Bloom", _TWELVE, base=_BLOOM, random=_TIED),
     _case("falcon", "Falcon", {"ffn_hidden_size": 40}, base=_GPT, random=_TIED),
     _case("falcon-new", "Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}, base=_GPT, random=_TIED),
     _case(
@@ -107,7 +119,7 @@ CASES: tuple[Case, ...] = (
     _case(
         "falcon-alibi",
         "Falcon",
-        {**_RW, "hidden_size": 24, "num_attention_heads": 6, "tie_word_embeddings": False},
+        {**_RW, **_TWELVE, "tie_word_embeddings": False},
         base={**_GPT, "max_position_embeddings": 512},
         length=300,
         keep=64,
@@ -115,18 +127,22 @@ CASES: tuple[Case, ...] = (
     ),
     _gpt_neox("gpt-neox", {}),
     _gpt_neox("gpt-neox-sequential", {"use_parallel_residual": False, "hidden_act": "gelu_fast", **_ROTATED}),
-    _gpt_neox("gpt-neox-unbiased", {"attention_bias": False, "tie_word_embeddings": True}),
-    _case("opt", "OPT", {}, base=_OPT, random=_TIED),
-    _case("opt-post-norm", "OPT", {"do_layer_norm_before": False, "word_embed_proj_dim": 24}, base=_OPT),
-    _case("opt-no-final-norm", "OPT", {"_remove_final_layer_norm": True, "enable_bias": False}, base=_OPT),
+    _gpt_neox("gpt-neox-unbiased", {"attention_bias": False, "tie_word_embeddings": True}, random=_TIED),
+    _case("opt", "OPT", {}, base=_OPT, random=_TINY),
+    _case(
+        "opt-post-norm", "OPT", {"do_layer_norm_before": False, "word_embed_proj_dim": 24}, base=_OPT, random=_TIED
+    ),
+    _case(
+        "opt-no-final-norm", "OPT", {"_remove_final_layer_norm": True, "enable_bias": False}, base=_OPT, random=_SMALL
+    ),
     _case("opt-plain-norms", "OPT", {"layer_norm_elementwise_affine": False}, base=_OPT, random=_TIED),
     _case("biogpt", "BioGpt", {}, base=_BIOGPT, random=_TIED),
-    _case("biogpt-unscaled", "BioGpt", {"scale_embedding": False}, base=_BIOGPT, random=_TIED),
+    _case("biogpt-unscaled", "BioGpt", {"scale_embedding": False}, base=_BIOGPT, random=_TINY),
     _case("mpt", "Mpt", {}, base=_MPT, random=_TIED, dialects={"hub": _as_mpt}),
     _case(
         "mpt-clipped",
         "Mpt",
-        {"hidden_size": 24, "num_attention_heads": 6, "attn_config": {"clip_qkv": 0.8, "softmax_scale": 0.7}},
+        {**_TWELVE, "attn_config": {"clip_qkv": 0.8, "softmax_scale": 0.7}},
         base=_MPT,
         random=_TIED,
     ),

@@ -74,7 +74,7 @@ def class_names(case: Case) -> tuple[str, str]:
 def make_model(config: PreTrainedConfig, case: Case) -> PreTrainedModel:
     """Make the reference's network."""
     network = getattr(transformers, class_names(case)[1])
-    return network._from_config(config, attn_implementation=case.attention).eval()
+    return network._from_config(config, attn_implementation=case.attention, dtype=torch.float32).eval()
 
 
 @torch.no_grad()

@@ -47,15 +47,11 @@ class QueryScaling:
 class Alibi:
     """Scores plus slope * (key - query), the slopes by head (arXiv 2108.12409), times `factor`.
 
-    The least slope is 2 ** -`most`. For numbers of heads that are no power of two the slopes come in another order
-    where they are `interleaved` (MPT). `rounded` has the products of slope and position in bfloat16, as Falcon was
-    trained.
+    `rounded` has the products of slope and position in bfloat16, as Falcon was trained.
     """
 
-    most: float = 8.0
     factor: float = 1.0
     rounded: bool = False
-    interleaved: bool = False
 
 
 @dataclass(frozen=True)

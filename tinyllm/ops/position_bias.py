@@ -8,22 +8,15 @@ from tinyllm._mx import mx
 from tinyllm.config.layers import Alibi, Sandwich
 
 
-def alibi_slopes(heads: int, most: float = 8.0) -> list[float]:
-    """Return a slope for each head: 2 ** (-most i / n) for a power of two n (arXiv 2108.12409).
+def alibi_slopes(heads: int) -> list[float]:
+    """Return a slope for each head: 2 ** (-8 i / n), i from 1 on, for a power of two n (arXiv 2108.12409).
 
-    For another number the first n, the largest power of two below, are followed by every second one of 2 n.
+    For another number those of the largest power of two below are followed by every second one of twice that power.
     """
     n = 1 << (heads.bit_length() - 1)
-    slopes = [2 ** (-most * (i + 1) / n) for i in range(n)]
-    finer = [2 ** (-most * (i + 1) / (2 * n)) for i in range(2 * n)]
-    return slopes + finer[0::2][: heads - n]
-
-
-def alibi_slopes_of_mpt(heads: int, most: float = 8.0) -> list[float]:
-    """The same of MPT, which takes the slopes of the next power of two, every second one first."""
-    n = 1 << (heads - 1).bit_length()
-    slopes = [2 ** (-most * (i + 1) / n) for i in range(n)]
-    return slopes if n == heads else (slopes[1::2] + slopes[::2])[:heads]
+    slopes = [2 ** (-8 * i / n) for i in range(1, n + 1)]
+    finer = [2 ** (-8 * i / (2 * n)) for i in range(1, 2 * n, 2)]
+    return slopes + finer[: heads - n]
 
 
 class PositionBias:
@@ -33,8 +26,7 @@ class PositionBias:
         self._config = config
         self._heads = heads
         if isinstance(config, Alibi):
-            slopes = (alibi_slopes_of_mpt if config.interleaved else alibi_slopes)(heads, config.most)
-            self._slopes = mx.array(slopes, dtype=mx.float32)[:, None, None]
+            self._slopes = mx.array(alibi_slopes(heads), dtype=mx.float32)[:, None, None]
         else:
             self._slopes = mx.array([heads / (8 * (h + 1)) for h in range(heads)], dtype=mx.float32)[:, None, None]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from tinyllm.config.family import FULL, SLIDING, Family, LayerRule, Of, OfAll, alike
 from tinyllm.config.fused import Split, grouped_qkv, quartered_qvk, stacked_qkv
-from tinyllm.config.inert import INERT
+from tinyllm.config.inert import GENERATION, HARMLESS, INERT
 from tinyllm.config.layers import Alibi, AttentionConfig
 from tinyllm.config.reader import ConfigReader, Key
 from tinyllm.errors import ConfigError
@@ -350,7 +350,8 @@ def _mpt_attention(reader: ConfigReader, row: Mapping[str, Any]) -> AttentionCon
     said.refuse(_MPT_ATTENTION)
     scale = said.read(Key("softmax_scale", float, None, nullable=True))
     clip = said.read(Key("clip_qkv", float, None, nullable=True, minimum=0))
-    said.discard(["attn_impl", "attn_pdrop", *INERT])
+    said.discard(INERT | GENERATION | {"attn_impl", "attn_pdrop", "dtype", "torch_dtype"})
+    said.discard_where(HARMLESS)
     said.finish()
     return AttentionConfig(
         num_heads=row["num_attention_heads"],
@@ -375,7 +376,7 @@ _MPT = Family(
     tie_word_embeddings=_TIED,
     mixers={FULL: _mpt_attention},
     position="alibi",
-    alibi=Alibi(interleaved=True),
+    alibi=Alibi(),
     activation="gelu",
     gated=False,
     norm="layer",
