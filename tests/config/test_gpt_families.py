@@ -125,3 +125,12 @@ def test_learned_positions_are_the_context() -> None:
     gpt2, opt = read("gpt2", n_positions=40), read("opt", max_position_embeddings=40)
     assert gpt2.max_position_embeddings == gpt2.learned_positions == 40
     assert (opt.max_position_embeddings, opt.learned_positions, opt.position_offset) == (40, 42, 2)
+
+
+def test_matrices_of_gpt2_are_transposed_but_in_conversions_of_mlx_lm() -> None:
+    config = read("gpt2")
+    for module in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"):
+        stored, converted = config.targets(f"h.1.{module}.weight"), config.targets(f"model.h.1.{module}.weight")
+        assert [target.transposed for target in stored] == [True] * len(stored)
+        assert [target.transposed for target in converted] == [False] * len(stored)
+        assert [target.name for target in stored] == [target.name for target in converted]

@@ -45,14 +45,14 @@ class Found:
 
 @dataclass(frozen=True)
 class OfAll:
-    """A function of what several keys say."""
+    """A function of what several keys say, in their order."""
 
     keys: tuple[Key, ...]
     function: Callable[..., Any]
 
     def read(self, reader: ConfigReader) -> Any:
         """Read the keys, and apply the function."""
-        return self.function(*map(reader.read, self.keys))
+        return self.function(*(reader.read(key) for key in self.keys))
 
 
 def when(name: str, value: Any, default: bool = False) -> Of:

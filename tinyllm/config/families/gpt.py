@@ -46,7 +46,7 @@ def by_layer(flag: Key) -> LayerRule:
 # ---------------------------------------------------------------- GPT-2 and those with its names
 
 _GPT2_NAMES = (
-    (r"^transformer\.", ""),
+    (r"^(transformer|model)\.", ""),
     (r"^wte\b", "model.embed_tokens"),
     (r"^wpe\b", "model.embed_positions"),
     (r"^ln_f\b", "model.norm"),
@@ -59,6 +59,8 @@ _GPT2_NAMES = (
     (r"\.mlp\.(c_fc|fc_in)\b", ".mlp.up_proj"),
     (r"\.mlp\.(c_proj|fc_out)\b", ".mlp.down_proj"),
 )
+# Matrices of GPT-2 stand as (in, out), but not in mlx-lm's conversions, whose names begin with "model.".
+_CONV1D = (r"^(?:transformer\.)?(h\.\d+\.\w+\.c_\w+)\.weight$", r"\1.transposed")
 _MASKS = r"(^|\.self_attn\.)(bias|masked_bias|causal_mask)$"
 
 _GPT2 = Family(
@@ -83,8 +85,7 @@ _GPT2 = Family(
     norm_eps=Key("layer_norm_epsilon", float, 1e-5, minimum=0),
     norm_bias=True,
     inert=_SUMMARY | {"n_ctx", "reorder_and_upcast_attn"},
-    renames=_GPT2_NAMES,
-    transposed=r"\.(self_attn|mlp)\.\w+_proj$",
+    renames=(_CONV1D, *_GPT2_NAMES),
     splits=(Split("self_attn.qkv_proj", stacked_qkv),),
     skipped=_MASKS,
 )
@@ -101,7 +102,7 @@ _GPT_BIGCODE = replace(
         max_batch_size pad_key_length pre_allocate_kv_cache runner_max_sequence_length validate_runner_input
         """.split()
     ),
-    transposed=None,
+    renames=_GPT2_NAMES,
     splits=(Split("self_attn.qkv_proj", grouped_qkv),),
 )
 _GPTJ = replace(
@@ -122,7 +123,7 @@ _GPTJ = replace(
     head_bias=True,
     inert=_SUMMARY | {"n_ctx"},
     refused={"rotary": lambda value: value is True, "scale_attn_weights": lambda value: value is True},
-    transposed=None,
+    renames=_GPT2_NAMES,
     splits=(),
 )
 _CODEGEN = replace(_GPTJ, model_type="codegen", splits=(Split("self_attn.qkv_proj", quartered_qvk),))
@@ -159,7 +160,7 @@ _GPT_NEO = replace(
     attention_scale=1.0,
     attention_scale_layers=alike,
     inert=_SUMMARY | {"attention_layers", "embed_dropout", "resid_dropout"},
-    transposed=None,
+    renames=_GPT2_NAMES,
     splits=(),
 )
 
