@@ -21,6 +21,7 @@ from tinyllm.checkpoint.weights import DenseWeight, QuantizedWeight, WeightStore
 from tinyllm.config.config import Config
 from tinyllm.config.quantization import QuantFormat
 from tinyllm.errors import TensorMismatchError
+from tinyllm.model.load import load_model
 from tinyllm.model.transformer import ModelForCausalLM
 
 AFFINE = [QuantFormat(bits, group) for bits, group in product((2, 3, 4, 5, 6, 8), (32, 64, 128))]
@@ -184,3 +185,23 @@ def test_override_that_is_lost_is_an_error(module: str, tmp_path: Path) -> None:
         return
     with pytest.raises(TensorMismatchError, match=module.rpartition(".")[2]):
         WeightStore.from_path(packed)
+
+
+def test_learned_positions_may_be_packed(tmp_path: Path) -> None:
+    """As mlx-lm does with GPT-2's."""
+    source, module = GOLDEN / "gpt2", "transformer.wpe"
+    arrays = mx.load(str(source / "model.safetensors"))
+    weight, *others = mx.quantize(arrays[f"{module}.weight"], group_size=32, bits=4)
+    scales, biases = (each.astype(mx.float32) for each in others)
+    packed = {f"{module}.weight": weight, f"{module}.scales": scales, f"{module}.biases": biases}
+    dense = {f"{module}.weight": mx.dequantize(weight, scales, biases, group_size=32, bits=4)}
+    config = json.loads((source / "config.json").read_text()) | {"quantization": {"group_size": 32, "bits": 4}}
+    logits = [load_model(source, dtype=mx.float32)(IDS)[0]]
+    for name, changed in (("packed", packed), ("dense", dense)):
+        folder = tmp_path / name
+        folder.mkdir()
+        mx.save_safetensors(str(folder / "model.safetensors"), {**arrays, **changed})
+        tiny.write_json(folder / "config.json", config)
+        logits.append(load_model(folder, dtype=mx.float32)(IDS)[0])
+    assert difference(logits[1], logits[2]) <= TIGHT
+    assert difference(logits[0], logits[2]) > 100 * TIGHT

@@ -22,7 +22,7 @@ class EmbeddedTokens:
             make_norm("model.embed_norm", config.embed_norm, weights, features) if config.embed_norm else None
         )
         learned = config.learned_positions is not None
-        self._positions = weights.tensor("model.embed_positions.weight") if learned else None
+        self._positions = Embedding("model.embed_positions", weights, features) if learned else None
         self._offset = config.position_offset
 
     def __call__(self, ids: mx.array, positions: Positions) -> mx.array:
@@ -34,7 +34,7 @@ class EmbeddedTokens:
             x = self._project(x)
         if self._norm is not None:
             x = self._norm(x)
-        return x if self._positions is None else x + self._positions[positions.array + self._offset]
+        return x if self._positions is None else x + self._positions(positions.array + self._offset)
 
 
 class Head:
