@@ -177,8 +177,9 @@ def with_stale_theta(config: dict[str, Any]) -> None:
 def without_defaults(config: dict[str, Any]) -> None:
     """Only the shapes, and the keys that differ from the family's own defaults (fault 12)."""
     plain = AutoConfig.for_model(config["model_type"])
+    kept = {plain.attribute_map.get(name, name) for name in NEVER_ABSENT}
     for name, default in class_defaults(type(plain)).items():
-        if config.get(name, ...) == default and name not in NEVER_ABSENT:
+        if config.get(name, ...) == default and name not in kept:
             del config[name]
     if "rope_parameters" in config and config["rope_parameters"] == plain.rope_parameters:
         del config["rope_parameters"]

@@ -273,7 +273,7 @@ _GPT_NEOX = replace(
     placement=Of(_flag("use_parallel_residual", True), lambda parallel: "parallel" if parallel else "pre"),
     norm_eps=Key("layer_norm_eps", float, 1e-5, minimum=0),
     embed_norm=False,
-    inert=frozenset(),
+    inert=frozenset({"attention_probs_dropout_prob"}),
     refused={},
     skipped=_MASKS,
 )
@@ -312,6 +312,8 @@ _OPT = Family(
     final_norm=OfAll((_BEFORE, _flag("_remove_final_layer_norm", False)), lambda before, no: before and not no),
     embedding_width=_optional("word_embed_proj_dim"),
     inert=frozenset({"activation_dropout", "dropout", "init_std", "layerdrop"}),
+    # Galactica's
+    refused={"learned_embeddings": lambda value: value is True, "scale_embeddings": lambda value: not value},
     renames=_OPT_NAMES,
 )
 _BIOGPT = replace(
@@ -331,6 +333,7 @@ _BIOGPT = replace(
     embedding_width=None,
     # Its norms have an epsilon of their own, whatever `layer_norm_eps` says.
     inert=frozenset({"activation_dropout", "attention_probs_dropout_prob", "layer_norm_eps", "layerdrop"}),
+    refused={},
 )
 
 # ---------------------------------------------------------------- MPT
