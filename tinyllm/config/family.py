@@ -307,7 +307,6 @@ class Family:
     inert: frozenset[str] = frozenset()
     refused: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)  # accepted values of keys
     renames: tuple[tuple[str, str], ...] = ()  # regular expressions over tensor names, applied in order
-    transposed: str | None = None  # regular expression of modules whose matrices stand as (in, out)
     flattened: str | None = None  # regular expression of a file's tensors with more axes than they need
     splits: tuple[Split, ...] = ()
     skipped: str | None = None  # regular expression of tensors that are not the text model's

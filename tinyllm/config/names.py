@@ -12,7 +12,7 @@ from tinyllm.config.fused import Piece
 from tinyllm.config.layers import LayerConfig
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,9})(?:\.|$)")
-_TRANSPOSED = ".transposed"  # what rows call matrices that stand as (in, out), where the file has no ".weight"
+_TRANSPOSED = ".transposed"  # what rows call matrices that stand as (in, out), in place of ".weight"
 _PART = re.compile(r"(\.experts|\.[qk]_norm)\.(\d{1,9})\.")
 
 
@@ -69,13 +69,10 @@ def targets(
     found = _PART.search(canonical)
     expert = None if found is None else int(found[2])
     canonical = _PART.sub(r"\1.", canonical, count=1)
-    said_transposed = canonical.endswith(_TRANSPOSED)
-    if said_transposed:
+    transposed = canonical.endswith(_TRANSPOSED)
+    if transposed:
         canonical = canonical.removesuffix(_TRANSPOSED) + ".weight"
     module, _, leaf = canonical.rpartition(".")
-    transposed = said_transposed or (
-        leaf == "weight" and family.transposed is not None and re.search(family.transposed, module) is not None
-    )
     flat = family.flattened is not None and re.search(family.flattened, name) is not None
     if number is not None and number < len(layers):
         for split in family.splits:
