@@ -47,9 +47,11 @@ class QueryScaling:
 class Alibi:
     """Scores plus slope * (key - query), the slopes by head (arXiv 2108.12409), times `factor`.
 
-    `rounded` has the products of slope and position in bfloat16, as Falcon was trained.
+    The least slope is 2 ** -`most`. `rounded` has the products of slope and position in bfloat16, as Falcon was
+    trained.
     """
 
+    most: float = 8.0
     factor: float = 1.0
     rounded: bool = False
 

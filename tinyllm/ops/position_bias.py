@@ -8,14 +8,14 @@ from tinyllm._mx import mx
 from tinyllm.config.layers import Alibi, Sandwich
 
 
-def alibi_slopes(heads: int) -> list[float]:
-    """Return a slope for each head: 2 ** (-8 i / n), i from 1 on, for a power of two n (arXiv 2108.12409).
+def alibi_slopes(heads: int, most: float = 8.0) -> list[float]:
+    """Return a slope for each head: 2 ** (-most i / n), i from 1 on, for a power of two n (arXiv 2108.12409).
 
     For another number those of the largest power of two below are followed by every second one of twice that power.
     """
     n = 1 << (heads.bit_length() - 1)
-    slopes = [2 ** (-8 * i / n) for i in range(1, n + 1)]
-    finer = [2 ** (-8 * i / (2 * n)) for i in range(1, 2 * n, 2)]
+    slopes = [2 ** (-most * i / n) for i in range(1, n + 1)]
+    finer = [2 ** (-most * i / (2 * n)) for i in range(1, 2 * n, 2)]
     return slopes + finer[: heads - n]
 
 
@@ -26,7 +26,7 @@ class PositionBias:
         self._config = config
         self._heads = heads
         if isinstance(config, Alibi):
-            self._slopes = mx.array(alibi_slopes(heads), dtype=mx.float32)[:, None, None]
+            self._slopes = mx.array(alibi_slopes(heads, config.most), dtype=mx.float32)[:, None, None]
         else:
             self._slopes = mx.array([heads / (8 * (h + 1)) for h in range(heads)], dtype=mx.float32)[:, None, None]
 
