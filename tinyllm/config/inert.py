@@ -26,11 +26,11 @@ INERT = frozenset(
 # Generation settings that older files keep here; generation_config.json is where they are read from.
 GENERATION = frozenset(
     """
-    bad_words_ids begin_suppress_tokens decoder_start_token_id diversity_penalty do_sample early_stopping
-    encoder_no_repeat_ngram_size epsilon_cutoff eta_cutoff exponential_decay_length_penalty forced_bos_token_id
-    forced_eos_token_id length_penalty max_length max_new_tokens min_length min_p no_repeat_ngram_size
-    num_beam_groups num_beams num_return_sequences output_scores remove_invalid_values renormalize_logits
-    repetition_penalty suppress_tokens temperature top_k top_p typical_p
+    bad_words_ids begin_suppress_tokens cache_implementation decoder_start_token_id diversity_penalty do_sample
+    early_stopping encoder_no_repeat_ngram_size epsilon_cutoff eta_cutoff exponential_decay_length_penalty
+    forced_bos_token_id forced_eos_token_id length_penalty max_length max_new_tokens min_length min_p
+    no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_scores remove_invalid_values
+    renormalize_logits repetition_penalty suppress_tokens temperature top_k top_p typical_p
     """.split()
 )
 

@@ -263,7 +263,8 @@ def _read_one(reader: ConfigReader, defaults: _Defaults) -> RopeConfig:
 
 
 def _read_longrope(reader: ConfigReader, defaults: _Defaults, pairs: int) -> LongRopeScaling:
-    original = reader.read(Key(_ORIGINAL, int, defaults.original, nullable=True, minimum=1))
+    inside = reader.read(Key(_ORIGINAL, int, None, nullable=True, minimum=1))
+    original = inside if defaults.original is None else defaults.original  # in Phi-3 what stands outside comes first
     if original is None:
         raise reader.fail(MissingKeyError, f"the key {_ORIGINAL!r} is absent, and longrope needs it")
     factors = {}

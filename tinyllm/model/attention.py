@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from tinyllm._mx import mx
@@ -107,19 +108,22 @@ def scaled_queries(q: mx.array, offset: Offset, scaling: QueryScaling) -> mx.arr
 
 
 class HeadNorm:
-    """The norms of q and of k as one over the heads of both: each head has its weight in a table."""
+    """The norms of q and of k as one over the heads of both: each head has its weight (and bias) in a table."""
 
     def __init__(
         self, prefix: str, shape: AttentionConfig, norm: QkNorm, weights: WeightStore, features: ModelFeatures
     ) -> None:
-        counts = {"q_norm": shape.num_heads, "k_norm": shape.num_kv_heads}
-        tables = []
-        for module, heads in counts.items() if norm.norm.weight else ():
-            weight = read_weight(f"{prefix}.{module}", norm.norm, weights)
-            assert weight is not None
-            tables.append(mx.broadcast_to(weight, (heads, shape.head_dim)))
-        self._weight = mx.concatenate(tables) if tables else None
-        mx.eval(self._weight)
+        counts = (("q_norm", shape.num_heads), ("k_norm", shape.num_kv_heads))
+
+        def table(read: Callable[[str], mx.array | None]) -> mx.array | None:
+            """Return a row for each head, of q and then of k."""
+            found = [(read(f"{prefix}.{module}"), heads) for module, heads in counts]
+            rows = [mx.broadcast_to(array, (heads, shape.head_dim)) for array, heads in found if array is not None]
+            return mx.concatenate(rows) if rows else None
+
+        self._weight = table(lambda module: read_weight(module, norm.norm, weights))
+        self._bias = table(lambda module: weights.tensor(f"{module}.bias") if norm.norm.bias else None)
+        mx.eval(self._weight, self._bias)
         self._layer_norm = norm.norm.kind == "layer"
         self._eps = norm.norm.eps
         self._fused = features.fused_norm
@@ -130,7 +134,9 @@ class HeadNorm:
             normal = layer_norm(x, None, None, self._eps, fused=self._fused)
         else:
             normal = rms_norm(x, None, self._eps, fused=self._fused)
-        return normal if self._weight is None else (normal * self._weight).astype(x.dtype)
+        if self._weight is not None:
+            normal = normal * self._weight
+        return (normal if self._bias is None else normal + self._bias).astype(x.dtype)
 
 
 class WholeNorm:

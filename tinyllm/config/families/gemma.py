@@ -2,6 +2,176 @@
 
 from __future__ import annotations
 
-from tinyllm.config.family import Family
+from dataclasses import replace
+from typing import Any
 
-ROWS: tuple[Family, ...] = ()
+from tinyllm.config.family import SLIDING, Family, Of, all_sliding, every, listed, when
+from tinyllm.config.fused import Split, stacked_gate_up, stacked_qkv
+from tinyllm.config.reader import ConfigReader, Key
+
+_LEAST_CAP = 1e-6
+
+
+def _falsy(value: Any) -> bool:
+    return not value
+
+
+def _is_tanh_gelu(value: Any) -> bool:
+    return value in (None, "gelu", "gelu_pytorch_tanh")
+
+
+def _gelu_means_tanh(name: str) -> str:
+    """The first Gemma's files say "gelu", and mean the approximation that it was trained with."""
+    return "gelu_tanh" if name == "gelu" else name
+
+
+def _inverse_root(value: float) -> float:
+    return value**-0.5
+
+
+_GEMMA = Family(
+    "gemma",
+    num_key_value_heads=Key("num_key_value_heads", int, 16, nullable=True, minimum=1),
+    head_dim=Key("head_dim", int, 256, nullable=True, minimum=1),
+    max_position_embeddings=Key("max_position_embeddings", int, 8192, minimum=1),
+    tie_word_embeddings=Key("tie_word_embeddings", bool, True),
+    qkv_bias=Key("attention_bias", bool, False),
+    output_bias=Key("attention_bias", bool, False),
+    activation=Of(Key("hidden_act", str, "gelu_pytorch_tanh"), _gelu_means_tanh),
+    norm_offset=1.0,
+    embedding_scale="root",
+    # `hidden_activation` is what transformers 4 read in the place of `hidden_act`, to the same end.
+    refused={"use_bidirectional_attention": _falsy, "hidden_activation": _is_tanh_gelu},
+)
+_GEMMA2 = replace(
+    _GEMMA,
+    model_type="gemma2",
+    num_key_value_heads=Key("num_key_value_heads", int, 4, nullable=True, minimum=1),
+    layer_types=listed(every(2)),
+    sliding_window=Key("sliding_window", int, 4096, nullable=True, minimum=1),
+    attention_scale=Of(Key("query_pre_attn_scalar", float, 256, minimum=1e-6), _inverse_root),
+    softcap=Key("attn_logit_softcapping", float, 50.0, nullable=True, minimum=_LEAST_CAP),
+    logit_softcap=Key("final_logit_softcapping", float, 30.0, nullable=True, minimum=_LEAST_CAP),
+    activation=Key("hidden_activation", str, "gelu_pytorch_tanh"),
+    placement="sandwich",
+    inert=frozenset({"sliding_window_size"}),
+    refused={"use_bidirectional_attention": _falsy, "hidden_act": _is_tanh_gelu},
+)
+_GEMMA3 = replace(
+    _GEMMA2,
+    model_type="gemma3_text",
+    # Files of the larger ones leave out even these.
+    vocab_size=Key("vocab_size", int, 262_208, minimum=1),
+    num_attention_heads=Key("num_attention_heads", int, 8, minimum=1),
+    max_position_embeddings=Key("max_position_embeddings", int, 131_072, minimum=1),
+    layer_types=listed(every(Key("sliding_window_pattern", int, 6, minimum=1))),
+    qk_norm="head",
+    softcap=None,
+    logit_softcap=Key("final_logit_softcapping", float, None, nullable=True, minimum=_LEAST_CAP),
+    rope_theta=1e6,
+    local_theta=Key("rope_local_base_freq", float, 10000.0, minimum=2),
+    inert=frozenset({"_sliding_window_pattern"}),
+    refused={"use_bidirectional_attention": _falsy, "hidden_act": _is_tanh_gelu, "attn_logit_softcapping": _falsy},
+)
+
+_PHI3 = Family(
+    "phi3",
+    max_position_embeddings=Key("max_position_embeddings", int, 4096, minimum=1),
+    original_max_position_embeddings=Key("original_max_position_embeddings", int, 4096, minimum=1),
+    sliding_window=Key("sliding_window", int, None, nullable=True, minimum=1),
+    layer_types=all_sliding,
+    norm_eps=Key("rms_norm_eps", float, 1e-5, minimum=0),
+    splits=(Split(".qkv_proj", stacked_qkv), Split(".gate_up_proj", stacked_gate_up)),
+    refused={
+        "attention_bias": _falsy,
+        "mlp_bias": _falsy,
+        "lm_head_bias": _falsy,
+        "full_attn_mod": lambda value: value == 1,
+        "interpolate_factor": lambda value: value == 1,
+    },
+)
+_PHI = Family(
+    "phi",
+    qkv_bias=True,
+    output_bias=True,
+    qk_norm=when("qk_layernorm", "head"),
+    partial_rotary_factor=Key("partial_rotary_factor", float, 0.5, nullable=True, minimum=0),
+    activation=Key("hidden_act", str, "gelu_new"),
+    gated=False,
+    mlp_bias=True,
+    norm="layer",
+    norm_bias=True,
+    norm_eps=Key("layer_norm_eps", float, 1e-5, minimum=0),
+    placement="parallel",
+    shared_norm=True,
+    head_bias=True,
+    renames=(
+        (r"\.self_attn\.dense\b", ".self_attn.o_proj"),
+        (r"\.self_attn\.([qk])_layernorm\b", r".self_attn.\1_norm"),
+        (r"\.mlp\.fc1\b", ".mlp.up_proj"),
+        (r"\.mlp\.fc2\b", ".mlp.down_proj"),
+        (r"^model\.final_layernorm\b", "model.norm"),
+    ),
+)
+
+_cohere2_layers = listed(every(Key("sliding_window_pattern", int, 4, minimum=1)))
+
+
+def _with_a_window(reader: ConfigReader, layers: int) -> tuple[bool, ...]:
+    """The layers that have a window: Cohere 2 rotates in these alone."""
+    windowed = reader.read(_COHERE2_WINDOW) is not None
+    return tuple(windowed and kind == SLIDING for kind in _cohere2_layers(reader, layers))
+
+
+_COHERE2_WINDOW = Key("sliding_window", int, 4096, nullable=True, minimum=1)
+_COHERE = Family(
+    "cohere",
+    max_position_embeddings=Key("max_position_embeddings", int, 8192, minimum=1),
+    tie_word_embeddings=Key("tie_word_embeddings", bool, True),
+    qkv_bias=Key("attention_bias", bool, False),
+    output_bias=Key("attention_bias", bool, False),
+    qk_norm=when("use_qk_norm", "heads"),
+    rope_theta=500000.0,
+    rope_interleaved=True,
+    norm="layer",
+    norm_eps=Key("layer_norm_eps", float, 1e-5, minimum=0),
+    placement="parallel",
+    shared_norm=True,
+    logit_scale=Key("logit_scale", float, 0.0625),
+)
+_COHERE2 = replace(
+    _COHERE,
+    model_type="cohere2",
+    layer_types=_cohere2_layers,
+    sliding_window=_COHERE2_WINDOW,
+    qk_norm=None,
+    rope_theta=10000.0,
+    rope_layers=_with_a_window,
+    inert=frozenset({"layer_switch"}),
+    refused={
+        "order_of_interleaved_layers": lambda value: value == "local_attn_first",
+        "position_embedding_type": lambda value: value == "rope_gptj",
+        "rotary_pct": lambda value: value == 1,
+        "use_embedding_sharing": bool,
+        "use_gated_activation": bool,
+        "use_parallel_block": bool,
+        "use_parallel_embedding": lambda value: True,
+        "use_qk_norm": _falsy,
+    },
+)
+
+ROWS = (
+    _GEMMA,
+    _GEMMA2,
+    _GEMMA3,
+    _PHI3,
+    _COHERE,
+    _COHERE2,
+    _PHI,
+    replace(
+        _GEMMA2,
+        model_type="vaultgemma",
+        placement="pre",
+        renames=((r"\.pre_feedforward_layernorm\b", ".post_attention_layernorm"),),
+    ),
+)

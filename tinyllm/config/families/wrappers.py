@@ -17,18 +17,16 @@ class Wrapper:
     inert: frozenset[str] = frozenset()
 
 
+_OLD_AND_NEW = ("model.language_model.", "language_model.model.")  # as transformers 5 has it in memory, and the hub
+_VISION = ("model.vision_tower.", "model.multi_modal_projector.", "vision_tower.", "multi_modal_projector.")
+
 WRAPPERS: Mapping[str, Wrapper] = {
     wrapper.model_type: wrapper
     for wrapper in (
         Wrapper(
             "mistral3",
-            text_prefixes=("model.language_model.", "language_model.model."),
-            skipped=(
-                "model.vision_tower.",
-                "model.multi_modal_projector.",
-                "vision_tower.",
-                "multi_modal_projector.",
-            ),
+            text_prefixes=_OLD_AND_NEW,
+            skipped=_VISION,
             tie_word_embeddings=True,
             inert=frozenset(
                 {
@@ -44,13 +42,31 @@ WRAPPERS: Mapping[str, Wrapper] = {
         ),
         Wrapper(
             "llama4",
-            text_prefixes=("model.language_model.", "language_model.model."),
+            text_prefixes=_OLD_AND_NEW,
             skipped=(
                 "vision_model.",
                 "multi_modal_projector.",
             ),
             tie_word_embeddings=False,
             inert=frozenset({"vision_config", "image_token_index", "boi_token_index", "eoi_token_index"}),
+        ),
+        Wrapper(
+            "gemma3",
+            text_prefixes=_OLD_AND_NEW,
+            skipped=_VISION,
+            tie_word_embeddings=True,
+            inert=frozenset(
+                {
+                    "vision_config",
+                    "image_token_index",
+                    "image_token_id",
+                    "boi_token_index",
+                    "boi_token_id",
+                    "eoi_token_index",
+                    "eoi_token_id",
+                    "mm_tokens_per_image",
+                }
+            ),
         ),
     )
 }
