@@ -7,7 +7,7 @@ from typing import Any
 from golden_case import SMALL, WIDE_HEADS, Case
 
 # Weights of Gemma's norms have 1 added to them; its embeddings are multiplied by the root of the width.
-ONE_ADDED = {"norm": (0.2, 0.4), "embed_tokens": (0.0, 0.25)}
+ONE_ADDED = {"norm": (0.2, 0.4), r"embed_tokens\.weight": (0.0, 0.25)}
 NARROW = {"hidden_size": 16, "intermediate_size": 24, "head_dim": 8}
 LAYER_NORMS = {**{key: SMALL[key] for key in SMALL if key != "rms_norm_eps"}, "layer_norm_eps": 0.2}
 GEMMA2 = {
@@ -18,6 +18,32 @@ GEMMA2 = {
     "final_logit_softcapping": 3.0,
 }
 GEMMA3 = {**NARROW, "num_hidden_layers": 7, "sliding_window": 12, "query_pre_attn_scalar": 10}
+GEMMA4 = {
+    **NARROW,
+    "global_head_dim": 16,
+    "sliding_window": 12,
+    "final_logit_softcapping": 2.0,
+    "vocab_size_per_layer_input": 96,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 300.0, "partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 40.0},
+    },
+}
+SHARING = {
+    **GEMMA4,
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 8,
+}
+GEMMA4_CLASSES = ("Gemma4TextConfig", "Gemma4ForCausalLM")
+SCALED = {
+    "layer_scalar": (0.8, 0.2),
+    r"router\.scale": (1.0, 0.3),
+    "per_expert_scale": (1.0, 0.3),
+    r"embed_tokens\.weight": (0.0, 0.25),
+}
 SHORT, LONG = [1.0, 1.3, 1.7, 2.5], [1.0, 2.0, 4.0, 9.0]
 LONGROPE = {"rope_type": "longrope", "rope_theta": 100.0, "short_factor": SHORT, "long_factor": LONG}
 
@@ -54,6 +80,12 @@ def as_larger_gemma3(config: dict[str, Any]) -> None:
         " use_bidirectional_attention"
     ).split():
         config.pop(key, None)
+
+
+def as_first_gemma4(config: dict[str, Any]) -> None:
+    """What is other in layers that see everything beside what is usual."""
+    del config["per_layer_config"]
+    config |= {"global_head_dim": 16, "num_global_key_value_heads": 1, "use_bidirectional_attention": "vision"}
 
 
 def as_first_phi3(config: dict[str, Any]) -> None:
@@ -189,4 +221,33 @@ CASES = (
         base=LAYER_NORMS,
     ),
     Case("vaultgemma", "VaultGemma", GEMMA2, random=ONE_ADDED),
+    Case(
+        "gemma4_text", "Gemma4Text", SHARING, classes=GEMMA4_CLASSES, random=SCALED, dialects={"hub": as_first_gemma4}
+    ),
+    Case(
+        "gemma4_text-experts",
+        "Gemma4Text",
+        {
+            **GEMMA4,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 12,
+        },
+        classes=GEMMA4_CLASSES,
+        random=SCALED,
+        dialects={"hub": as_first_gemma4},
+    ),
+    Case(
+        "gemma4",
+        "Gemma4",
+        {"text_config": {**SMALL, **SHARING, "pad_token_id": None}, "vision_config": None, "audio_config": None},
+        base={},
+        classes=("Gemma4Config", "Gemma4ForConditionalGeneration"),
+        random=SCALED,
+    ),
 )

@@ -80,8 +80,9 @@ def make_model(config: PreTrainedConfig, case: Case) -> PreTrainedModel:
 @torch.no_grad()
 def randomise(model: PreTrainedModel, dtype: torch.dtype, random: Mapping[str, tuple[float, float]]) -> None:
     """Give every parameter values that matter: attention far from uniform, each branch as large as the residual."""
-    biases = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
-    for name, parameter in [*model.named_parameters(), *biases]:
+    stored = ("e_score_correction_bias", "layer_scalar")
+    buffers = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith(stored)]
+    for name, parameter in [*model.named_parameters(), *buffers]:
         noise = torch.randn(parameter.shape)
         own = next((values for pattern, values in random.items() if re.search(pattern, name)), None)
         if own is not None:

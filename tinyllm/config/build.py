@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from tinyllm.config.family import SLIDING, Experts, Family, reach_of, resolve
 from tinyllm.config.layers import (
     AttentionConfig,
+    DualConfig,
+    FeedForward,
     LayerConfig,
+    LayerInputs,
     MLPConfig,
     MoeConfig,
     NormConfig,
@@ -43,16 +46,21 @@ def read_model(reader: ConfigReader, family: Family) -> dict[str, Any]:
     norm = _norm(row)
     layer_types = family.layer_types(reader, count)
     rotated = family.rope_layers(reader, count) if family.position == "rope" else (False,) * count
-    ropes = _read_ropes(reader, family, row, layer_types)
+    head_dims, kv_heads_of = _read_heads_of_layers(reader, family, row)
+    ropes = _read_ropes(reader, family, row, layer_types, head_dims)
     if family.layer_thetas is not None:
         thetas = family.layer_thetas(reader, count)
         ropes = tuple(replace(rope, theta=own or rope.theta) for rope, own in zip(ropes, thetas, strict=True))
     normed, scaled = family.qk_norm_layers(reader, count), family.query_scaling_layers(reader, count)
     scales = family.attention_scale_layers(reader, count)
+    equal = family.values_are_keys(reader, count)
+    sources = family.sources(reader, count) if family.sources is not None else (None,) * count
     feed_forwards = _feed_forwards(reader, family, row)
     layers = []
     for i, kind in enumerate(layer_types):
         about = {**row, "norm": norm, "rope": ropes[i] if rotated[i] else None, "reach": reach_of(kind, row)}
+        about |= {"head_dim": head_dims[i], "num_key_value_heads": kv_heads_of[i]}
+        about |= {"source": sources[i], "values_are_keys": equal[i]}
         if kind in family.mixers:
             mixer = family.mixers[kind](reader, about)
         else:
@@ -65,6 +73,7 @@ def read_model(reader: ConfigReader, family: Family) -> dict[str, Any]:
                 placement=row["placement"],
                 shared_norm=row["shared_norm"],
                 branch_scale=row["branch_scale"],
+                scalar=row["layer_scalar"],
             )
         )
     return {
@@ -81,6 +90,11 @@ def read_model(reader: ConfigReader, family: Family) -> dict[str, Any]:
         "embedding_width": None if row["embedding_width"] == row["hidden_size"] else row["embedding_width"],
         "learned_positions": (
             row["max_position_embeddings"] + row["position_offset"] if family.position == "learned" else None
+        ),
+        "layer_inputs": (
+            LayerInputs(row["layer_input_vocab_size"], row["layer_input_size"], row["activation"])
+            if row["layer_input_size"]
+            else None
         ),
     }
 
@@ -112,6 +126,23 @@ def _read_heads(reader: ConfigReader, row: Mapping[str, Any]) -> tuple[int, int]
     return kv_heads, row["head_dim"] or hidden // heads
 
 
+def _read_heads_of_layers(
+    reader: ConfigReader, family: Family, row: Mapping[str, Any]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return head_dim and the number of key/value heads of each layer."""
+    count, heads = row["num_hidden_layers"], row["num_attention_heads"]
+    dims = (row["head_dim"],) * count if family.head_dims is None else family.head_dims(reader, count)
+    kv_heads = (row["num_key_value_heads"],) * count
+    if family.key_value_heads is not None:
+        kv_heads = family.key_value_heads(reader, count)
+    for each in kv_heads:
+        if heads % each:
+            raise reader.fail(
+                ConfigError, f"num_attention_heads ({heads}) is not a multiple of {each}, as a layer has"
+            )
+    return dims, kv_heads
+
+
 def _activation(reader: ConfigReader, name: str, *, with_parameters: bool) -> str:
     name = _ALIASES.get(name, name)
     if name not in ACTIVATIONS and not (with_parameters and name == XIELU):
@@ -123,13 +154,21 @@ def _activation(reader: ConfigReader, name: str, *, with_parameters: bool) -> st
 
 
 def _read_ropes(
-    reader: ConfigReader, family: Family, row: Mapping[str, Any], layer_types: tuple[str, ...]
+    reader: ConfigReader,
+    family: Family,
+    row: Mapping[str, Any],
+    layer_types: tuple[str, ...],
+    head_dims: tuple[int, ...],
 ) -> tuple[RopeConfig, ...]:
     if family.position != "rope":
         return ()
+    by_kind = dict(zip(layer_types, head_dims, strict=True))
+    if any(by_kind[kind] != dim for kind, dim in zip(layer_types, head_dims, strict=True)):
+        raise reader.fail(UnsupportedModelError, "layers of one kind have heads of different sizes")
     return read_rope(
         reader,
         head_dim=row["head_dim"],
+        head_dims=by_kind,
         max_positions=row["max_position_embeddings"],
         original=row["original_max_position_embeddings"],
         layer_types=layer_types,
@@ -163,7 +202,14 @@ def _attention(row: Mapping[str, Any], *, normed: bool, scaled: bool, scale: flo
         clip=row["clip"],
         gate=row["gate"],
         query_scaling=row["query_scaling"] if scaled else None,
+        value_norm=_unweighted(row["norm"]) if row["value_norm"] and row["source"] is None else None,
+        values_are_keys=row["values_are_keys"],
+        source=row["source"],
     )
+
+
+def _unweighted(norm: NormConfig) -> NormConfig:
+    return NormConfig(norm.eps, norm.kind, weight=False)
 
 
 def _qk_norm(row: Mapping[str, Any]) -> QkNorm | None:
@@ -171,23 +217,28 @@ def _qk_norm(row: Mapping[str, Any]) -> QkNorm | None:
         return None
     norm: NormConfig = row["norm"]
     if not row["qk_norm_weight"]:
-        norm = NormConfig(norm.eps, norm.kind, weight=False)
+        norm = _unweighted(norm)
     norm = replace(norm, bias=norm.bias and row["qk_norm_bias"])
     return QkNorm(norm, row["qk_norm"], row["qk_norm_after_rope"])
 
 
-def _feed_forwards(reader: ConfigReader, family: Family, row: Mapping[str, Any]) -> list[MLPConfig | MoeConfig]:
+def _feed_forwards(reader: ConfigReader, family: Family, row: Mapping[str, Any]) -> Sequence[FeedForward]:
     """Return what each layer has, of which only those with experts read the keys of experts."""
     count = row["num_hidden_layers"]
-    dense = _mlp(row, row["intermediate_size"], bias=row["mlp_bias"])
+    widths = (row["intermediate_size"],) * count
+    if family.intermediate_sizes is not None:
+        widths = family.intermediate_sizes(reader, count)
+    dense = [_mlp(row, width, bias=row["mlp_bias"]) for width in widths]
     if family.experts is None:
-        return [dense] * count
+        return dense
     sparse = family.experts.layers(reader, count)
     if not any(sparse):
         resolve(family.experts, reader)
-        return [dense] * count
+        return dense
     mixture = _mixture(reader, family.experts, row)
-    return [mixture if here else dense for here in sparse]
+    if family.experts.beside_dense:
+        return [DualConfig(each, mixture) if here else each for each, here in zip(dense, sparse, strict=True)]
+    return [mixture if here else each for each, here in zip(dense, sparse, strict=True)]
 
 
 def _mlp(row: Mapping[str, Any], width: int, *, bias: bool) -> MLPConfig:
@@ -198,7 +249,10 @@ def _mixture(reader: ConfigReader, experts: Experts, row: Mapping[str, Any]) -> 
     said = resolve(experts, reader)
     names = ("num_experts", "top_k", "scoring", "renormalise", "scale", "groups", "top_groups", "group_score")
     router = RouterConfig(
-        **{name: said[name] for name in (*names, "selection_bias", "scales_input", "epsilon", "jitter")},
+        **{
+            name: said[name]
+            for name in (*names, "selection_bias", "scales_input", "epsilon", "jitter", "expert_scale")
+        },
         bias=said["router_bias"],
     )
     check_router(reader, router)

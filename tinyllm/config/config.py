@@ -13,7 +13,7 @@ from tinyllm.config.families.table import family_of
 from tinyllm.config.families.wrappers import WRAPPERS, Wrapper
 from tinyllm.config.family import Family
 from tinyllm.config.inert import GENERATION, HARMLESS, INERT
-from tinyllm.config.layers import LayerConfig, MoeConfig, NormConfig, rope_of
+from tinyllm.config.layers import LayerConfig, LayerInputs, MoeConfig, NormConfig, rope_of, source_of
 from tinyllm.config.names import Target, canonical_module, canonical_name, layer_number, targets
 from tinyllm.config.native import NATIVE, read_native
 from tinyllm.config.quantization import QuantizationConfig, read_quantization
@@ -59,6 +59,7 @@ class Config:
     logit_softcap: float | None = None
     head_bias: bool = False
     extra_layers: int = 0
+    layer_inputs: LayerInputs | None = None
 
     @classmethod
     def from_json_file(cls, path: str | Path) -> Config:
@@ -99,6 +100,13 @@ class Config:
     def is_moe_layer(self, i: int) -> bool:
         """Whether layer `i` routes its tokens to experts."""
         return isinstance(self.layers[i].feed_forward, MoeConfig)
+
+    @property
+    def cache_places(self) -> tuple[int, ...]:
+        """Of each layer, which cache is its: there is one for each layer that has keys and values of its own."""
+        sources = [source_of(layer.attention) for layer in self.layers]
+        owners = [i for i, source in enumerate(sources) if source is None]
+        return tuple(owners.index(i if source is None else source) for i, source in enumerate(sources))
 
     def layer_at(self, prefix: str) -> LayerConfig:
         """Return the layer that a canonical name such as "model.layers.3.self_attn" stands in."""

@@ -225,6 +225,8 @@ class Experts:
     scales_input: Any = False
     epsilon: Any = 0.0
     jitter: Any = 0.0
+    expert_scale: Any = False
+    beside_dense: bool = False
     shared_size: Any = None
     shared_experts: Any = None
     shared_gate: Any = False
@@ -245,6 +247,10 @@ class Family:
     max_position_embeddings: Any = Key("max_position_embeddings", int, 2048, minimum=1)
     tie_word_embeddings: Any = Key("tie_word_embeddings", bool, False)
 
+    head_dims: LayerRule | None = None  # of each layer, where they differ
+    key_value_heads: LayerRule | None = None
+    intermediate_sizes: LayerRule | None = None
+
     layer_types: LayerRule = all_full
     sliding_window: Any = None
     attention_chunk_size: Any = None
@@ -264,6 +270,9 @@ class Family:
     gate: Any = False
     query_scaling: Any = None
     query_scaling_layers: LayerRule = all_layers
+    value_norm: Any = False  # of no weight
+    values_are_keys: LayerRule = no_layers
+    sources: LayerRule | None = None  # of each layer the one whose keys and values it sees, or None
 
     position: str = "rope"  # or "alibi", "learned"
     rope_layers: LayerRule = all_layers
@@ -297,6 +306,9 @@ class Family:
     final_norm: Any = True
 
     branch_scale: Any = 1.0
+    layer_scalar: Any = False
+    layer_input_size: Any = None
+    layer_input_vocab_size: Any = None
     embedding_scale: Any = 1.0
     embedding_width: Any = None  # where it is not the hidden size
     logit_scale: Any = 1.0

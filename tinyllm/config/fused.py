@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tinyllm.config.layers import AttentionConfig, LayerConfig, MLPConfig
+from tinyllm.config.layers import AttentionConfig, DualConfig, LayerConfig, MLPConfig
 from tinyllm.errors import ConfigError
 
 
@@ -102,6 +102,8 @@ def _attention(layer: LayerConfig) -> AttentionConfig:
 def _mlp(layer: LayerConfig, module: str) -> MLPConfig:
     """Return the network that a module of a layer is of: an expert, what is shared beside them, or the only one."""
     network = layer.feed_forward
+    if isinstance(network, DualConfig):
+        network = network.experts if ".experts" in module else network.dense
     if isinstance(network, MLPConfig):
         return network
     return network.shared if network.shared is not None and ".shared_expert" in module else network.expert

@@ -69,7 +69,11 @@ class Sandwich:
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """Attention of heads in groups that share keys and values (arXiv 2305.13245); `rope` None rotates nothing."""
+    """Attention of heads in groups that share keys and values (arXiv 2305.13245); `rope` None rotates nothing.
+
+    Values are what the keys are before norm and positions where `values_are_keys`; `value_norm` is over each of their
+    heads. A layer with a `source` has no keys and values: it sees those of that layer, which comes before it.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -86,6 +90,15 @@ class AttentionConfig:
     clip: float | None = None
     gate: bool = False
     query_scaling: QueryScaling | None = None
+    value_norm: NormConfig | None = None
+    values_are_keys: bool = False
+    source: int | None = None
+
+    @property
+    def projections(self) -> str:
+        """The letters of what is projected of x: q, and as far as they are the layer's own k, v, and a gate g."""
+        own = "" if self.source is not None else "k" if self.values_are_keys else "kv"
+        return "q" + own + ("g" if self.gate else "")
 
 
 @dataclass(frozen=True)
@@ -153,6 +166,11 @@ def rope_of(mixer: Mixer) -> RopeConfig | None:
     return mixer.rope if isinstance(mixer, AttentionConfig | LatentAttentionConfig) else None
 
 
+def source_of(mixer: Mixer) -> int | None:
+    """Return the layer whose keys and values a layer sees, None where it has its own."""
+    return mixer.source if isinstance(mixer, AttentionConfig) else None
+
+
 @dataclass(frozen=True)
 class MLPConfig:
     """A feed-forward network: down(activation(gate(x)) * up(x)), or down(activation(up(x))) unless it is `gated`.
@@ -175,7 +193,8 @@ class RouterConfig:
     chosen one is weighed against those within 2 `jitter` of it ("mixed": SparseMixer, arXiv 2409.12136). With
     `selection_bias` they are chosen, not weighed, by score + bias. Of `groups` of experts only the `top_groups` best
     are chosen from, by their best score, or by the sum of their two best. Weights are divided by their sum if
-    `renormalise`, and then times `scale`. `scales_input` weighs what goes into an expert in place of what comes out.
+    `renormalise`, and then times `scale`, and with `expert_scale` times a number of each expert's. `scales_input`
+    weighs what goes into an expert in place of what comes out.
     """
 
     num_experts: int
@@ -191,6 +210,7 @@ class RouterConfig:
     scales_input: bool = False
     epsilon: float = 0.0
     jitter: float = 0.0
+    expert_scale: bool = False
 
 
 @dataclass(frozen=True)
@@ -204,18 +224,45 @@ class MoeConfig:
 
 
 @dataclass(frozen=True)
+class DualConfig:
+    """A dense network and a mixture of experts, each between norms of its own, added up (Gemma 4).
+
+    The router reads x as another norm gives it, divided by the root of its width.
+    """
+
+    dense: MLPConfig
+    experts: MoeConfig
+
+
+FeedForward = MLPConfig | MoeConfig | DualConfig
+
+
+@dataclass(frozen=True)
+class LayerInputs:
+    """What each layer gets of a token by itself: `width` elements of a second embedding, and of a projection of the
+    first, gated by what the layer gives, and added to that (Gemma 3n).
+    """
+
+    vocab_size: int
+    width: int
+    activation: str
+
+
+@dataclass(frozen=True)
 class LayerConfig:
     """All that one block computes.
 
     Norms stand before each branch ("pre"), after the sum ("post"), after each branch ("branch"), before and after
     ("sandwich"), or before both branches, which then read the same x ("parallel"; `shared_norm` has one for both).
-    A branch is added times `branch_scale`, to the residual times `residual_scale` (DeepNorm's alpha).
+    A branch is added times `branch_scale`, to the residual times `residual_scale` (DeepNorm's alpha). What comes out
+    in the end is multiplied by one number of the layer's, its `scalar`.
     """
 
     attention: Mixer
-    feed_forward: MLPConfig | MoeConfig
+    feed_forward: FeedForward
     norm: NormConfig
     placement: Placement = "pre"
     shared_norm: bool = False
     branch_scale: float = 1.0
     residual_scale: float = 1.0
+    scalar: bool = False

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from tinyllm.config.families.wrappers import Wrapper
 from tinyllm.config.family import Family
 from tinyllm.config.fused import Piece
-from tinyllm.config.layers import LayerConfig
+from tinyllm.config.layers import LayerConfig, source_of
 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,9})(?:\.|$)")
 _TRANSPOSED = ".transposed"  # what rows call matrices that stand as (in, out), in place of ".weight"
+_KEYS_AND_VALUES = re.compile(r"\.self_attn\.[kv]_(proj|norm)$")
 _PART = re.compile(r"(\.experts|\.[qk]_norm)\.(\d{1,9})\.")
 
 
@@ -75,6 +76,8 @@ def targets(
     module, _, leaf = canonical.rpartition(".")
     flat = family.flattened is not None and re.search(family.flattened, name) is not None
     if number is not None and number < len(layers):
+        if source_of(layers[number].attention) is not None and _KEYS_AND_VALUES.search(module):
+            return ()  # left over from training
         for split in family.splits:
             if module.endswith(split.module):
                 parent = module.rpartition(".")[0]

@@ -18,6 +18,7 @@ from tinyllm.config.family import Family
 from tinyllm.config.layers import (
     Alibi,
     AttentionConfig,
+    DualConfig,
     LatentAttentionConfig,
     LayerConfig,
     MLPConfig,
@@ -35,6 +36,7 @@ from tinyllm.config.rope import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    ProportionalScaling,
     RopeConfig,
     YarnScaling,
 )
@@ -48,6 +50,7 @@ _KINDS: Mapping[type, str] = {
     LatentAttentionConfig: "latent",
     MLPConfig: "mlp",
     MoeConfig: "experts",
+    DualConfig: "dual",
     Window: "window",
     Chunk: "chunk",
     Strided: "strided",
@@ -58,11 +61,13 @@ _KINDS: Mapping[type, str] = {
     YarnScaling: "yarn",
     DynamicScaling: "dynamic",
     LongRopeScaling: "longrope",
+    ProportionalScaling: "proportional",
 }
 _UNSAID = ("heads", "mlp")  # what an object is that does not say its kind
 # Least values: of whole numbers 1, of others none, but for these.
 _LEAST: Mapping[str, float] = {
     "shift": 0,
+    "source": 0,
     "factor": 1e-6,
     **dict.fromkeys(
         ("eps", "epsilon", "jitter", "low_freq_factor", "high_freq_factor", "mscale", "mscale_all_dim"), 0
@@ -115,6 +120,7 @@ def _of_the_whole(layers: tuple[LayerConfig, ...]) -> dict[str, Any]:
     """Return what other families say once for all layers, of the first layer that has it."""
     first = layers[0]
     network = first.feed_forward
+    network = network.dense if isinstance(network, DualConfig) else network
     shape = network if isinstance(network, MLPConfig) else network.expert
     ropes = [rope for rope in (rope_of(layer.attention) for layer in layers) if rope is not None]
     heads = [layer.attention for layer in layers if isinstance(layer.attention, AttentionConfig)]

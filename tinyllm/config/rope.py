@@ -64,7 +64,15 @@ class LongRopeScaling:
     original_max_position_embeddings: int
 
 
-RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | DynamicScaling | LongRopeScaling
+@dataclass(frozen=True)
+class ProportionalScaling:
+    """Only the first `pairs` turn, of a head that is rotated whole, by their positions divided by `factor`."""
+
+    pairs: int
+    factor: float
+
+
+RopeScaling = LinearScaling | Llama3Scaling | YarnScaling | DynamicScaling | LongRopeScaling | ProportionalScaling
 
 
 @dataclass(frozen=True)
@@ -134,6 +142,7 @@ _SCALINGS: Mapping[str, Callable[[ConfigReader, int], RopeScaling]] = {
     "yarn": _read_yarn,
     "dynamic": _read_dynamic,
 }
+_PROPORTIONAL = "proportional"
 _LONGROPE = ("longrope", "su")  # "su" is what the first checkpoints called it
 
 
@@ -160,6 +169,7 @@ def read_rope(
     layer_types: tuple[str, ...],
     default_theta: float,
     original: int | None = None,
+    head_dims: Mapping[str, int] | None = None,
     local_theta: float | None = None,
     local_kind: str = "",
     partial: float | None = 1.0,
@@ -194,7 +204,7 @@ def read_rope(
     said = [dialect for dialect in dialects if dialect.values]
     said = said or [ConfigReader(otherwise, reader.source, "rope_parameters")]
     local = None if local_theta is None else (local_kind, replace(defaults, theta=local_theta))
-    first, *others = [_read_layers(dialect, layer_types, defaults, local) for dialect in said]
+    first, *others = [_read_layers(dialect, layer_types, defaults, head_dims or {}, local) for dialect in said]
     if any(other != first for other in others):
         raise reader.fail(ConfigError, "rope_scaling and rope_parameters contradict each other")
     return first
@@ -204,6 +214,7 @@ def _read_layers(
     reader: ConfigReader,
     layer_types: tuple[str, ...],
     defaults: _Defaults,
+    head_dims: Mapping[str, int],
     local: tuple[str, _Defaults] | None,
 ) -> tuple[RopeConfig, ...]:
     """Read one dialect's object, which is for all layers alike or has one inside for each kind of layer."""
@@ -222,7 +233,7 @@ def _read_layers(
                 raise reader.fail(MissingKeyError, f"{kind!r} is absent, and there are layers of that kind")
         else:
             found = reader if own is defaults else ConfigReader({}, reader.source, "rope_parameters")
-        by_type[kind] = _read_one(found, own)
+        by_type[kind] = _read_one(found, replace(own, head_dim=head_dims.get(kind, own.head_dim)))
     return tuple(by_type[kind] for kind in layer_types)
 
 
@@ -234,6 +245,8 @@ def _read_one(reader: ConfigReader, defaults: _Defaults) -> RopeConfig:
     theta = reader.read(Key("rope_theta", float, defaults.theta, minimum=_LEAST_THETA))
     partial = reader.read(Key("partial_rotary_factor", float, defaults.partial, minimum=0))
     dims = int(defaults.head_dim * partial) if defaults.dims is None else defaults.dims
+    if kind == _PROPORTIONAL:
+        dims = defaults.head_dim
     if not 0 < dims <= defaults.head_dim or dims % 2:
         raise reader.fail(
             ConfigError, f"partial_rotary_factor {partial:g} of head_dim {defaults.head_dim} rotates {dims} elements"
@@ -249,12 +262,15 @@ def _read_one(reader: ConfigReader, defaults: _Defaults) -> RopeConfig:
         theta *= alpha ** (dims / (dims - 2))
         reader.discard(["factor"])
         scaling = None
+    elif kind == _PROPORTIONAL:
+        pairs = int(partial * defaults.head_dim // 2)
+        scaling = ProportionalScaling(pairs, factor=reader.read(Key("factor", float, 1.0, minimum=1)))
     elif kind in _LONGROPE:
         scaling = _read_longrope(reader, defaults, dims // 2)
     elif kind in _SCALINGS:
         scaling = _SCALINGS[kind](reader, defaults.max_positions)
     else:
-        known = ", ".join(["default", *_SCALINGS, _LONGROPE[0]])
+        known = ", ".join(["default", *_SCALINGS, _LONGROPE[0], _PROPORTIONAL])
         raise reader.fail(
             UnsupportedModelError, f"RoPE of type {kind!r} is not computed by tinyllm (it knows {known})"
         )

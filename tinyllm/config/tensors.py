@@ -7,6 +7,7 @@ from tinyllm.config.layers import (
     AttentionConfig,
     ConvConfig,
     DeltaConfig,
+    DualConfig,
     LatentAttentionConfig,
     LayerConfig,
     MLPConfig,
@@ -40,6 +41,11 @@ def tensor_shapes(config: Config) -> Shapes:
         shapes[LM_HEAD] = (config.vocab_size, width)
     if config.head_bias:
         shapes["lm_head.bias"] = (config.vocab_size,)
+    if config.layer_inputs is not None:
+        joined = config.num_hidden_layers * config.layer_inputs.width
+        shapes["model.embed_tokens_per_layer.weight"] = (config.layer_inputs.vocab_size, joined)
+        shapes |= _linear("model.per_layer_model_projection", joined, config.hidden_size)
+        shapes |= _norm("model.per_layer_projection_norm", config.layer_inputs.width, config.layers[0].norm)
     return shapes
 
 
@@ -58,14 +64,37 @@ def layer_shapes(config: Config, layer: LayerConfig) -> Shapes:
             shapes |= _delta(layer.attention, hidden)
         case ConvConfig():
             shapes |= _conv(layer.attention, hidden)
-    if isinstance(layer.feed_forward, MLPConfig):
-        return shapes | _mlp("mlp", layer.feed_forward, hidden)
-    return shapes | _moe(layer.feed_forward, hidden)
+    if config.layer_inputs is not None:
+        shapes |= _linear("per_layer_input_gate", config.layer_inputs.width, hidden)
+        shapes |= _linear("per_layer_projection", hidden, config.layer_inputs.width)
+        shapes |= _norm("post_per_layer_input_norm", hidden, layer.norm)
+    if layer.scalar:
+        shapes["layer_scalar"] = (1,)
+    match layer.feed_forward:
+        case MLPConfig():
+            return shapes | _mlp("mlp", layer.feed_forward, hidden)
+        case MoeConfig():
+            return shapes | _moe("mlp", layer.feed_forward, hidden)
+        case DualConfig(dense, experts):
+            for name in DUAL_NORMS:
+                shapes |= _norm(name, hidden, layer.norm)
+            return shapes | _mlp("mlp", dense, hidden) | _moe("moe", experts, hidden)
+
+
+DUAL_NORMS = (
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm_1",
+    "router_norm",
+    "pre_feedforward_layernorm_2",
+    "post_feedforward_layernorm_2",
+)
 
 
 def norm_names(layer: LayerConfig) -> tuple[str, ...]:
     """Return the modules of a block's norms, in the order in which they are met."""
     match layer.placement:
+        case "sandwich" if isinstance(layer.feed_forward, DualConfig):
+            return ("input_layernorm", "post_attention_layernorm", "post_feedforward_layernorm")
         case "parallel" if layer.shared_norm:
             return ("input_layernorm",)
         case "pre" | "post" | "parallel":
@@ -92,14 +121,16 @@ def _linear(module: str, out: int, into: int, *, bias: bool = False) -> Shapes:
 
 
 def _attention(shape: AttentionConfig, hidden: int) -> Shapes:
-    widths = {"q": shape.num_heads * shape.head_dim, "k": shape.num_kv_heads * shape.head_dim}
+    heads = {"q": shape.num_heads, "k": shape.num_kv_heads, "v": shape.num_kv_heads, "g": shape.num_heads}
     shapes: Shapes = {}
-    for part, width in (*widths.items(), ("v", widths["k"]), *([("g", widths["q"])] if shape.gate else [])):
-        shapes |= _linear(f"self_attn.{part}_proj", width, hidden, bias=shape.qkv_bias)
-    shapes |= _linear("self_attn.o_proj", hidden, widths["q"], bias=shape.output_bias)
+    for part in shape.projections:
+        shapes |= _linear(f"self_attn.{part}_proj", heads[part] * shape.head_dim, hidden, bias=shape.qkv_bias)
+    shapes |= _linear("self_attn.o_proj", hidden, shape.num_heads * shape.head_dim, bias=shape.output_bias)
+    if shape.value_norm is not None:
+        shapes |= _norm("self_attn.v_norm", shape.head_dim, shape.value_norm)
     if shape.qk_norm is not None:
-        heads = {"q": shape.num_heads, "k": shape.num_kv_heads}
-        for part, width in widths.items():
+        for part in "q" if shape.source is not None else "qk":
+            width = heads[part] * shape.head_dim
             form = {"head": (shape.head_dim,), "heads": (heads[part], shape.head_dim), "whole": (width,)}
             for leaf in _norm(f"self_attn.{part}_norm", width, shape.qk_norm.norm):
                 shapes[leaf] = form[shape.qk_norm.over]
@@ -161,14 +192,16 @@ def _mlp(module: str, shape: MLPConfig, hidden: int, experts: tuple[int, ...] = 
     return {name: (*experts, *form) for name, form in shapes.items()}
 
 
-def _moe(shape: MoeConfig, hidden: int) -> Shapes:
+def _moe(module: str, shape: MoeConfig, hidden: int) -> Shapes:
     router = shape.router
-    shapes = _linear("mlp.gate", router.num_experts, hidden, bias=router.bias)
+    shapes = _linear(f"{module}.gate", router.num_experts, hidden, bias=router.bias)
     if router.selection_bias:
-        shapes["mlp.gate.e_score_correction_bias"] = (router.num_experts,)
-    shapes |= _mlp("mlp.experts", shape.expert, hidden, (router.num_experts,))
+        shapes[f"{module}.gate.e_score_correction_bias"] = (router.num_experts,)
+    if router.expert_scale:
+        shapes[f"{module}.gate.per_expert_scale"] = (router.num_experts,)
+    shapes |= _mlp(f"{module}.experts", shape.expert, hidden, (router.num_experts,))
     if shape.shared is not None:
-        shapes |= _mlp("mlp.shared_expert", shape.shared, hidden)
+        shapes |= _mlp(f"{module}.shared_expert", shape.shared, hidden)
         if shape.shared_gate:
-            shapes |= _linear("mlp.shared_expert_gate", 1, hidden)
+            shapes |= _linear(f"{module}.shared_expert_gate", 1, hidden)
     return shapes

@@ -16,7 +16,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from tinyllm.config.config import Config
-from tinyllm.config.layers import AttentionConfig, LatentAttentionConfig, LayerConfig, Mixer, MLPConfig, MoeConfig
+from tinyllm.config.layers import (
+    AttentionConfig,
+    DualConfig,
+    FeedForward,
+    LatentAttentionConfig,
+    LayerConfig,
+    Mixer,
+    MLPConfig,
+)
 from tinyllm.config.reach import Reach
 from tinyllm.config.tensors import tensor_shapes
 from tinyllm.errors import ContextLengthError, DoesNotFitError, UsageError
@@ -352,8 +360,10 @@ def _mixer_sizes(mixer: Mixer) -> tuple[int, int, Reach | None]:
             raise TypeError(f"{type(mixer).__name__} is not planned for")
 
 
-def _feed_forward_width(network: MLPConfig | MoeConfig) -> int:
+def _feed_forward_width(network: FeedForward) -> int:
     """Return the elements of gate and up of all that a token goes through."""
+    if isinstance(network, DualConfig):
+        return _feed_forward_width(network.dense) + _feed_forward_width(network.experts)
     if isinstance(network, MLPConfig):
         return 2 * network.intermediate_size
     shared = 0 if network.shared is None else network.shared.intermediate_size

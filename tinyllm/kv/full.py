@@ -30,17 +30,20 @@ class TinyKvFullCache:
         return [array for array in (self._keys, self._values) if array is not None]
 
     def attend(
-        self, q: mx.array, k: mx.array, v: mx.array | None, spec: AttentionSpec, mask: mx.array | None = None
+        self, q: mx.array, k: mx.array | None, v: mx.array | None, spec: AttentionSpec, mask: mx.array | None = None
     ) -> mx.array:
         """Append k and v (batch, kv_heads, seq, head_dim), then attend with q (batch, heads, seq, head_dim).
 
         Queries are causal, and see as far as `spec` says, unless `mask` (seq, offset + seq) takes the place of that.
+        Without k nothing is appended: q is of the last positions that are held.
         """
-        start, seq = self.offset, q.shape[2]
+        seq = q.shape[2]
+        if k is not None:
+            self._keys = _appended(self._keys, k, self.offset, self._step)
+            self._values = None if v is None else _appended(self._values, v, self.offset, self._step)
+            self.offset += seq
+        start, end = self.offset - seq, self.offset
         first = 0 if mask is not None or spec.reach is None else spec.reach.first(start)
-        self._keys = _appended(self._keys, k, start, self._step)
-        self._values = None if v is None else _appended(self._values, v, start, self._step)
-        self.offset = end = start + seq
         keys, values = keys_and_values([array[:, :, first:end] for array in self.arrays], spec)
         return attention(q, keys, values, spec, mask_of(spec, start, seq, first, own=mask, dtype=q.dtype))
 

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from tinyllm.config.config import Config
-from tinyllm.config.layers import AttentionConfig, LatentAttentionConfig, Mixer
+from tinyllm.config.layers import AttentionConfig, LatentAttentionConfig, Mixer, source_of
 from tinyllm.config.reach import Reach
 
 
@@ -34,8 +34,11 @@ class LayerKind(NamedTuple):
 
 
 def layer_kinds(config: Config) -> tuple[tuple[LayerKind, ...], tuple[tuple[int, int], ...]]:
-    """Return the kinds of a model's layers, and of each layer its kind and which of that kind's layers it is."""
-    forms = [_form(layer.attention) for layer in config.layers]
+    """Return the kinds of a model's layers, and of each layer its kind and which of that kind's layers it is.
+
+    Layers without keys and values of their own keep nothing, and are not among them.
+    """
+    forms = [_form(layer.attention) for layer in config.layers if source_of(layer.attention) is None]
     counts = Counter(forms)
     kinds = list(counts)
     met: Counter[tuple[int, int, int, Reach | None]] = Counter()

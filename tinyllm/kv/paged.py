@@ -214,26 +214,32 @@ class TinyKvPagedCache:
         self._layer = layer
 
     def attend(
-        self, q: mx.array, k: mx.array, v: mx.array | None, spec: AttentionSpec, mask: mx.array | None = None
+        self, q: mx.array, k: mx.array | None, v: mx.array | None, spec: AttentionSpec, mask: mx.array | None = None
     ) -> mx.array:
         """Append k and v (1, kv_heads, seq, head_dim), then attend with q (1, heads, seq, head_dim).
 
         Queries are causal, and see as far as `spec` says, unless `mask` (seq, offset + seq) takes the place of that.
-        Raises ValueError for a batch, and ContextLengthError if the pool has no pages left.
+        Without k nothing is appended: q is of the last positions that are held. Raises ValueError for a batch, and
+        ContextLengthError if the pool has no pages left.
         """
         batch, _, seq, _ = q.shape
         if batch != 1:
             raise ValueError(f"a paged cache holds one sequence, not a batch of {batch}")
-        start, end = self.offset, self.offset + seq
+        if k is not None:
+            self._append([k] if v is None else [k, v])
+        start, end = self.offset - seq, self.offset
+        pages = self.sequence.tables.by_kind[self._pool.kind].pages
+        first = 0 if spec.reach is None or mask is not None else spec.reach.first(start)
+        keys, values = keys_and_values(self._pool.read(self._layer, pages, first, end), spec)
+        return attention(q, keys, values, spec, mask_of(spec, start, seq, first, own=mask, dtype=q.dtype))
+
+    def _append(self, new: Sequence[mx.array]) -> None:
+        start, end = self.offset, self.offset + new[0].shape[2]
         self.sequence.reserve(start, end)
-        new = [k] if v is None else [k, v]
         self._pool.make_room(new)
         pages = self.sequence.tables.by_kind[self._pool.kind].pages
         self._pool.write(self._layer, pages, start, [each[0] for each in new])
         self.offset = end
-        first = 0 if spec.reach is None or mask is not None else spec.reach.first(start)
-        keys, values = keys_and_values(self._pool.read(self._layer, pages, first, end), spec)
-        return attention(q, keys, values, spec, mask_of(spec, start, seq, first, own=mask, dtype=q.dtype))
 
 
 @dataclass(frozen=True)
@@ -327,12 +333,18 @@ class TinyKvPagedStep:
         self._page_size = page_size
 
     def attend(
-        self, q: mx.array, k: mx.array, v: mx.array | None, spec: AttentionSpec, mask: mx.array | None = None
+        self, q: mx.array, k: mx.array | None, v: mx.array | None, spec: AttentionSpec, mask: mx.array | None = None
     ) -> mx.array:
-        """Write k and v (rows, kv_heads, 1, head_dim); each row of q (rows, heads, 1, head_dim) then sees its own."""
+        """Write k and v (rows, kv_heads, 1, head_dim), if there are any; each row of q then sees its own.
+
+        q is (rows, heads, 1, head_dim).
+        """
         placement, size = self._placement, self._page_size
-        new = [k] if v is None else [k, v]
-        self.arrays = [_written(array, placement.slots, each) for array, each in zip(self.arrays, new, strict=True)]
+        new = [each for each in (k, v) if each is not None]
+        if new:
+            self.arrays = [
+                _written(array, placement.slots, each) for array, each in zip(self.arrays, new, strict=True)
+            ]
         if placement.pages is None:
             assert placement.span is not None
             first, end = placement.span

@@ -29,16 +29,19 @@ class Attention:
         if not isinstance(shape, AttentionConfig):
             raise ConfigError(f"{prefix} is not attention of this kind, but {type(shape).__name__}")
         self._heads, self._head_dim = shape.num_heads, shape.head_dim
-        self._qk_heads = shape.num_heads + shape.num_kv_heads
-        self._gated = shape.gate
-        parts = "qkvg" if shape.gate else "qkv"
+        parts = shape.projections
         self._project = Projections(tuple(f"{prefix}.{part}_proj" for part in parts), weights, features)
+        self._has_keys, self._has_values = "k" in parts, "v" in parts
+        qk_heads = shape.num_heads + shape.num_kv_heads * self._has_keys
+        self._ends = [qk_heads + shape.num_kv_heads * i for i in range(self._has_values + shape.gate)]
         self._output = Linear((f"{prefix}.o_proj",), weights, features)
         self._clip = shape.clip
         self._rope = make_rope(shape, features)
         self._query_scaling = shape.query_scaling
         self._norm = None if shape.qk_norm is None else make_qk_norm(prefix, shape, shape.qk_norm, weights, features)
         self._normed_last = shape.qk_norm is not None and shape.qk_norm.after_rope
+        over = shape.value_norm
+        self._value_norm = None if over is None else make_norm(f"{prefix}.v_norm", over, weights, features)
         sinks = weights.tensor(f"{prefix}.sinks") if shape.sinks else None
         self._spec = make_spec(shape, features, sinks)
 
@@ -55,25 +58,35 @@ class Attention:
         """
         batch, seq, _ = x.shape
         heads = self._project(x).reshape(batch, seq, -1, self._head_dim)
-        ends = [self._qk_heads, 2 * self._qk_heads - self._heads]
-        qk, v, *gate = mx.split(heads, ends if self._gated else ends[:1], axis=2)
+        qk, *others = mx.split(heads, self._ends, axis=2)
+        v = self._values(qk, others)
         if self._norm is not None and not self._normed_last:
             qk = self._norm(qk)
         if self._clip is not None:
-            qk, v = (mx.clip(part, -self._clip, self._clip) for part in (qk, v))
+            qk = mx.clip(qk, -self._clip, self._clip)
         qk = qk.swapaxes(1, 2)
         if self._rope is not None:
             qk = self._rope(qk, offset)
         if self._norm is not None and self._normed_last:
             qk = self._norm(qk.swapaxes(1, 2)).swapaxes(1, 2)
-        q, k = mx.split(qk, [self._heads], axis=1)
+        q, k = mx.split(qk, [self._heads], axis=1) if self._has_keys else (qk, None)
         if self._query_scaling is not None:
             q = scaled_queries(q, offset, self._query_scaling)
-        attended = (cache or TinyKvFullCache()).attend(q, k, v.swapaxes(1, 2), self._spec, mask)
-        attended = attended.swapaxes(1, 2)
-        if gate:
-            attended = attended * mx.sigmoid(gate[0])
+        attended = (cache or TinyKvFullCache()).attend(q, k, v, self._spec, mask).swapaxes(1, 2)
+        if others:  # a gate
+            attended = attended * mx.sigmoid(others[0])
         return self._output(attended.reshape(batch, seq, -1))
+
+    def _values(self, qk: mx.array, others: list[mx.array]) -> mx.array | None:
+        """Return the values (batch, kv_heads, seq, head_dim): the first of the `others`, or the keys, or none."""
+        if not self._has_keys:
+            return None
+        v = others.pop(0) if self._has_values else qk[:, :, self._heads :]
+        if self._clip is not None:
+            v = mx.clip(v, -self._clip, self._clip)
+        if self._value_norm is not None:
+            v = self._value_norm(v)
+        return v.swapaxes(1, 2)
 
 
 def make_rope(shape: AttentionConfig | LatentAttentionConfig, features: ModelFeatures) -> Rope | None:
@@ -113,7 +126,7 @@ class HeadNorm:
     def __init__(
         self, prefix: str, shape: AttentionConfig, norm: QkNorm, weights: WeightStore, features: ModelFeatures
     ) -> None:
-        counts = (("q_norm", shape.num_heads), ("k_norm", shape.num_kv_heads))
+        counts = [("q_norm", shape.num_heads), ("k_norm", shape.num_kv_heads)][: 1 if shape.source is not None else 2]
 
         def table(read: Callable[[str], mx.array | None]) -> mx.array | None:
             """Return a row for each head, of q and then of k."""
@@ -145,12 +158,13 @@ class WholeNorm:
     def __init__(
         self, prefix: str, shape: AttentionConfig, norm: QkNorm, weights: WeightStore, features: ModelFeatures
     ) -> None:
-        self._norms = [make_norm(f"{prefix}.{part}_norm", norm.norm, weights, features) for part in "qk"]
+        parts = "q" if shape.source is not None else "qk"
+        self._norms = [make_norm(f"{prefix}.{part}_norm", norm.norm, weights, features) for part in parts]
         self._heads = shape.num_heads
 
     def __call__(self, x: mx.array) -> mx.array:
         """Map x (batch, seq, heads + kv_heads, head_dim) to the same shape."""
-        parts = mx.split(x, [self._heads], axis=2)
+        parts = mx.split(x, [self._heads][: len(self._norms) - 1], axis=2)
         normal = [
             norm(part.reshape(*x.shape[:2], -1)).reshape(part.shape)
             for norm, part in zip(self._norms, parts, strict=True)

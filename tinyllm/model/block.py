@@ -5,15 +5,24 @@ from __future__ import annotations
 from tinyllm._mx import mx
 from tinyllm.checkpoint.weights import WeightStore
 from tinyllm.config.config import Config
-from tinyllm.config.layers import AttentionConfig, LatentAttentionConfig, LayerConfig
+from tinyllm.config.layers import (
+    AttentionConfig,
+    DualConfig,
+    LatentAttentionConfig,
+    LayerConfig,
+    MLPConfig,
+    MoeConfig,
+)
 from tinyllm.config.tensors import norm_names
 from tinyllm.errors import UnsupportedModelError
 from tinyllm.kv.cache import LayerCache
 from tinyllm.model.attention import Attention
 from tinyllm.model.latent_attention import LatentAttention
+from tinyllm.model.linear import Linear
 from tinyllm.model.mlp import MLP
-from tinyllm.model.moe import Moe
+from tinyllm.model.moe import DenseAndExperts, Moe
 from tinyllm.model.norm import Norm, make_norm
+from tinyllm.ops.activation import gated
 from tinyllm.ops.features import ModelFeatures
 from tinyllm.ops.rope import Offset
 
@@ -30,8 +39,7 @@ class TransformerBlock:
         for name in norm_names(layer):
             setattr(self, name, make_norm(f"{prefix}.{name}", layer.norm, weights, features))
         self.self_attn = make_mixer(prefix, config, weights, features)
-        feed_forward = Moe if config.is_moe_layer(layer_idx) else MLP
-        self.mlp: MLP | Moe = feed_forward(f"{prefix}.mlp", config, weights, features)
+        self.mlp = make_feed_forward(prefix, config, weights, features)
         self._layer = layer
 
     def __call__(
@@ -111,6 +119,17 @@ class ScaledSandwichBlock(SandwichBlock):
         return x + scale * self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
 
 
+class DualBlock(BranchNormBlock):
+    """The same as Gemma 2's, with a feed-forward that has all norms but the last inside (Gemma 4's experts)."""
+
+    def __call__(
+        self, x: mx.array, offset: Offset, cache: LayerCache | None, mask: mx.array | None = None
+    ) -> mx.array:
+        """As `TransformerBlock`."""
+        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), offset, cache, mask))
+        return x + self.post_feedforward_layernorm(self.mlp(x))
+
+
 class ParallelBlock(TransformerBlock):
     """Both branches of the same x (GPT-J), each with its norm or both with one."""
 
@@ -143,7 +162,45 @@ def block_of(layer: LayerConfig) -> type[TransformerBlock]:
     scaled, deep = layer.branch_scale != 1, layer.residual_scale != 1
     if (scaled and layer.placement not in _SCALED_BLOCKS) or (deep and layer.placement != "post"):
         raise UnsupportedModelError(f"norms of placement {layer.placement!r} and scaled branches do not go together")
+    if isinstance(layer.feed_forward, DualConfig):
+        if layer.placement != "sandwich" or scaled:
+            raise UnsupportedModelError("experts beside a dense network have norms before and after each branch only")
+        return DualBlock
     return (_SCALED_BLOCKS if scaled else _BLOCKS)[layer.placement]
+
+
+def make_feed_forward(
+    prefix: str, config: Config, weights: WeightStore, features: ModelFeatures
+) -> MLP | Moe | DenseAndExperts:
+    """Return the feed-forward of the layer that `prefix` ("model.layers.0") stands for."""
+    match config.layer_at(prefix).feed_forward:
+        case MLPConfig():
+            return MLP(f"{prefix}.mlp", config, weights, features)
+        case MoeConfig():
+            return Moe(f"{prefix}.mlp", config, weights, features)
+        case DualConfig():
+            return DenseAndExperts(prefix, config, weights, features)
+
+
+class Tail:
+    """What is done to what a block gives, if anything: the layer's own input of each token, and a last factor."""
+
+    def __init__(self, layer_idx: int, config: Config, weights: WeightStore, features: ModelFeatures) -> None:
+        prefix, layer = f"model.layers.{layer_idx}", config.layers[layer_idx]
+        self._index = layer_idx
+        self._scalar = weights.tensor(f"{prefix}.layer_scalar") if layer.scalar else None
+        inputs = config.layer_inputs
+        if inputs is not None:
+            self._gate = Linear((f"{prefix}.per_layer_input_gate",), weights, features)
+            self._activate = gated(inputs.activation)
+            self._project = Linear((f"{prefix}.per_layer_projection",), weights, features)
+            self._norm = make_norm(f"{prefix}.post_per_layer_input_norm", layer.norm, weights, features)
+
+    def __call__(self, x: mx.array, inputs: mx.array | None) -> mx.array:
+        """Map x (batch, seq, hidden) to the same shape; `inputs` are of all layers, (batch, seq, layers, width)."""
+        if inputs is not None:
+            x = x + self._norm(self._project(self._activate(self._gate(x), inputs[:, :, self._index])))
+        return x if self._scalar is None else x * self._scalar
 
 
 Mixer = Attention | LatentAttention

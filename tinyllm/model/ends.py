@@ -5,6 +5,7 @@ from __future__ import annotations
 from tinyllm._mx import mx
 from tinyllm.checkpoint.weights import WeightStore
 from tinyllm.config.config import Config
+from tinyllm.config.layers import LayerInputs
 from tinyllm.model.linear import Embedding, Linear
 from tinyllm.model.norm import make_norm
 from tinyllm.ops.features import ModelFeatures
@@ -35,6 +36,24 @@ class EmbeddedTokens:
         if self._norm is not None:
             x = self._norm(x)
         return x if self._positions is None else x + self._positions(positions.array + self._offset)
+
+
+class TokenInputs:
+    """What each layer gets of a token by itself: see `LayerInputs`."""
+
+    def __init__(self, inputs: LayerInputs, config: Config, weights: WeightStore, features: ModelFeatures) -> None:
+        self._embedding = Embedding("model.embed_tokens_per_layer", weights, features)
+        self._project = Linear(("model.per_layer_model_projection",), weights, features)
+        self._norm = make_norm("model.per_layer_projection_norm", config.layers[0].norm, weights, features)
+        self._form = (config.num_hidden_layers, inputs.width)
+        self._scale = config.hidden_size**-0.5
+
+    def __call__(self, ids: mx.array, x: mx.array) -> mx.array:
+        """Look up ids (batch, seq), whose embeddings are x (batch, seq, hidden): (batch, seq, layers, width)."""
+        form = (*ids.shape, *self._form)
+        projected = self._norm((self._project(x) * self._scale).reshape(form))
+        own = self._embedding(ids).reshape(form)
+        return (projected + own * mx.array(self._form[1] ** 0.5, dtype=own.dtype)) * 2**-0.5
 
 
 class Head:

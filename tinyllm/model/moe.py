@@ -5,10 +5,12 @@ from __future__ import annotations
 from tinyllm._mx import mx
 from tinyllm.checkpoint.weights import WeightStore
 from tinyllm.config.config import Config
-from tinyllm.config.layers import MoeConfig
+from tinyllm.config.layers import DualConfig, MoeConfig
+from tinyllm.config.tensors import DUAL_NORMS
 from tinyllm.errors import ConfigError
 from tinyllm.model.linear import Linear, expert_linear, linear, linear_of
 from tinyllm.model.mlp import MLP, activation_of
+from tinyllm.model.norm import make_norm
 from tinyllm.ops.features import ModelFeatures
 from tinyllm.ops.routing import route
 
@@ -18,15 +20,26 @@ _WORTH_SORTING = 64  # pairs of a token and an expert
 class Moe:
     """The experts of the layer that `prefix` ("model.layers.0.mlp") stands in, and what they share."""
 
-    def __init__(self, prefix: str, config: Config, weights: WeightStore, features: ModelFeatures) -> None:
-        shape = config.layer_at(prefix).feed_forward
-        if not isinstance(shape, MoeConfig):
+    def __init__(
+        self,
+        prefix: str,
+        config: Config,
+        weights: WeightStore,
+        features: ModelFeatures,
+        shape: MoeConfig | None = None,
+    ) -> None:
+        """Read the weights; `shape` is the layer's own where none is given."""
+        found = shape or config.layer_at(prefix).feed_forward
+        if not isinstance(found, MoeConfig):
             raise ConfigError(f"{prefix} has no experts")
+        shape = found
         self._router = shape.router
         self._gate = Linear((f"{prefix}.gate",), weights, features)
         self._bias = None
         if shape.router.selection_bias:
             self._bias = weights.tensor(f"{prefix}.gate.e_score_correction_bias", as_stored=True)
+        scaled = shape.router.expert_scale
+        self._expert_scale = weights.tensor(f"{prefix}.gate.per_expert_scale") if scaled else None
         self._experts = Experts(f"{prefix}.experts", shape, weights, features)
         self._shared = None
         self._shared_gate = None
@@ -35,17 +48,40 @@ class Moe:
             if shape.shared_gate:
                 self._shared_gate = Linear((f"{prefix}.shared_expert_gate",), weights, features)
 
-    def __call__(self, x: mx.array) -> mx.array:
-        """Map x (batch, seq, hidden) to the same shape."""
+    def __call__(self, x: mx.array, routed: mx.array | None = None) -> mx.array:
+        """Map x (batch, seq, hidden) to the same shape; the router reads `routed`, where that is not x itself."""
         tokens = x.reshape(-1, x.shape[-1])
+        routed = tokens if routed is None else routed.reshape(tokens.shape)
         # A bias that balances the experts decides between scores that are closer than half precision tells apart.
-        logits = self._gate(tokens if self._bias is None else tokens.astype(mx.float32))
+        logits = self._gate(routed if self._bias is None else routed.astype(mx.float32))
         experts, scores = route(logits, self._router, self._bias)
+        if self._expert_scale is not None:
+            scores = scores * self._expert_scale[experts]
         y = self._experts(tokens, experts, scores.astype(x.dtype)).reshape(x.shape)
         if self._shared is None:
             return y
         shared = self._shared(x)
         return y + (shared if self._shared_gate is None else shared * mx.sigmoid(self._shared_gate(x)))
+
+
+class DenseAndExperts:
+    """A dense network and experts, side by side, of the layer that `prefix` ("model.layers.0") stands for."""
+
+    def __init__(self, prefix: str, config: Config, weights: WeightStore, features: ModelFeatures) -> None:
+        layer = config.layer_at(prefix)
+        if not isinstance(layer.feed_forward, DualConfig):
+            raise ConfigError(f"{prefix} has no dense network beside experts")
+        shape = layer.feed_forward
+        self._dense = MLP(f"{prefix}.mlp", config, weights, features, shape.dense)
+        self._experts = Moe(f"{prefix}.moe", config, weights, features, shape.experts)
+        norms = (make_norm(f"{prefix}.{name}", layer.norm, weights, features) for name in DUAL_NORMS)
+        self._before_dense, self._after_dense, self._routed, self._before_experts, self._after_experts = norms
+        self._scale = config.hidden_size**-0.5
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """Map x (batch, seq, hidden), which is not normalised yet, to the same shape."""
+        dense = self._after_dense(self._dense(self._before_dense(x)))
+        return dense + self._after_experts(self._experts(self._before_experts(x), self._routed(x) * self._scale))
 
 
 class Experts:

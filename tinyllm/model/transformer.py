@@ -12,8 +12,8 @@ from tinyllm.kv.cache import LayerCache
 from tinyllm.kv.full import TinyKvFullCache
 from tinyllm.kv.paged import PAGE_SIZE
 from tinyllm.kv.pools import KvPools, PagedCaches
-from tinyllm.model.block import make_block
-from tinyllm.model.ends import EmbeddedTokens, Head
+from tinyllm.model.block import Tail, make_block
+from tinyllm.model.ends import EmbeddedTokens, Head, TokenInputs
 from tinyllm.model.linear import Embedding
 from tinyllm.model.norm import make_norm
 from tinyllm.ops.features import ModelFeatures
@@ -32,6 +32,13 @@ class ModelForCausalLM:
         self.embed_tokens = Embedding("model.embed_tokens", weights, features)
         self._embedded = EmbeddedTokens(self.embed_tokens, config, weights, features)
         self.layers = [make_block(i, config, weights, features) for i in range(config.num_hidden_layers)]
+        inputs = config.layer_inputs
+        self._inputs = None if inputs is None else TokenInputs(inputs, config, weights, features)
+        tailed = inputs is not None or any(layer.scalar for layer in config.layers)
+        self._tails = [
+            Tail(i, config, weights, features) if tailed else None for i in range(config.num_hidden_layers)
+        ]
+        self._places = config.cache_places
         self.norm = make_norm("model.norm", config.final_norm, weights, features) if config.final_norm else None
         self._head = Head(self.embed_tokens, config, weights, features)
 
@@ -54,8 +61,11 @@ class ModelForCausalLM:
         _check_offset(offset, caches[0].offset)
         positions = Positions(offset, inputs.shape[1], length)
         x = self._embedded(inputs, positions)
-        for block, layer_cache in zip(self.layers, caches, strict=True):
-            x = block(x, positions, layer_cache)
+        token_inputs = None if self._inputs is None else self._inputs(inputs, x)
+        for block, place, tail in zip(self.layers, self._places, self._tails, strict=True):
+            x = block(x, positions, caches[place])
+            if tail is not None:
+                x = tail(x, token_inputs)
         if logits_to_keep is not None:
             x = x[:, x.shape[1] - min(logits_to_keep, x.shape[1]) :]
         return self._head(x if self.norm is None else self.norm(x))
@@ -69,13 +79,13 @@ class ModelForCausalLM:
     def create_kv_cache(
         self, mode: Literal["dense", "paged"] = "dense", page_size: int = PAGE_SIZE
     ) -> list[TinyKvFullCache] | PagedCaches:
-        """Make an empty cache for each layer.
+        """Make an empty cache for each layer that has keys and values of its own.
 
         Paged ones are views of a sequence on pools that are made on the first call and shared by later ones; trim,
         fork and release belong to the list as a whole.
         """
         if mode == "dense":
-            return [TinyKvFullCache() for _ in self.layers]
+            return [TinyKvFullCache() for _ in set(self._places)]
         if mode != "paged":
             raise ValueError(f"there is no cache of mode {mode!r}; tinyllm has 'dense' and 'paged'")
         if page_size not in self._pools:

@@ -15,6 +15,7 @@ from tinyllm.config.rope import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    ProportionalScaling,
     RopeConfig,
     YarnScaling,
 )
@@ -43,6 +44,8 @@ def rope_wavelengths(rope: RopeConfig, length: int = 0) -> list[float]:
             long = length > scaling.original_max_position_embeddings
             factors = scaling.long_factor if long else scaling.short_factor
             return [w * factor for w, factor in zip(plain, factors, strict=True)]
+        case ProportionalScaling(pairs, factor):
+            return [w * factor if i < pairs else math.inf for i, w in enumerate(plain)]
 
 
 def rope_attention_factor(rope: RopeConfig) -> float:

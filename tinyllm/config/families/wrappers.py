@@ -68,5 +68,30 @@ WRAPPERS: Mapping[str, Wrapper] = {
                 }
             ),
         ),
+        Wrapper(
+            "gemma4",
+            text_prefixes=_OLD_AND_NEW,
+            skipped=tuple(
+                f"{prefix}{tower}."
+                for prefix in ("model.", "")
+                for tower in ("vision_tower", "audio_tower", "embed_vision", "embed_audio")
+            ),
+            tie_word_embeddings=True,
+            inert=frozenset(
+                {
+                    "vision_config",
+                    "audio_config",
+                    "image_token_id",
+                    "video_token_id",
+                    "audio_token_id",
+                    "boi_token_id",
+                    "eoi_token_id",
+                    "boa_token_id",
+                    "eoa_token_id",
+                    "eoa_token_index",
+                    "vision_soft_tokens_per_image",
+                }
+            ),
+        ),
     )
 }
