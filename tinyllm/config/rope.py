@@ -182,10 +182,10 @@ def read_rope(
     """Read the rotary parameters of each layer from config.json, in either dialect.
 
     Layers of `local_kind` have `local_theta`, and no scaling, where that is not None and the parameters are not
-    nested by layer type. `dims` of a head are rotated, or the `partial` one. Where config.json has no parameters
-    they are those of `absent`; keys that are `inert` in them have no effect. `alpha` allows the dynamic scheme an
-    alpha (HunYuan): theta stretched once, whatever the length. Raises UnsupportedModelError for a scheme that is not
-    computed here, and ConfigError for one that makes no sense.
+    nested by layer type. `dims` of a head are rotated, or the `partial` one; `head_dims` are of kinds of layers that
+    have their own. Where config.json has no parameters they are those of `absent`; keys that are `inert` in them have
+    no effect. `alpha` allows the dynamic scheme an alpha (HunYuan): theta stretched once, whatever the length. Raises
+    UnsupportedModelError for a scheme that is not computed here, and ConfigError for one that makes no sense.
     """
     theta = reader.read(Key("rope_theta", float, default_theta, nullable=True, minimum=_LEAST_THETA))
     defaults = _Defaults(

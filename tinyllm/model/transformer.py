@@ -55,20 +55,27 @@ class ModelForCausalLM:
         `cache` is what `create_kv_cache` made, and is appended to; without it the inputs see only each other.
         `logits_to_keep` scores only the last so many positions. `length` is that of the sequence where these are not
         the last of its tokens that are known: RoPE of some kinds depends on it. Raises ValueError if `offset` is not
-        where a cache that is not empty ends.
+        where a cache that is not empty ends, or the caches are not as many as `create_kv_cache` made.
         """
         caches: Sequence[LayerCache] = self.create_kv_cache() if cache is None else cache
         _check_offset(offset, caches[0].offset)
         positions = Positions(offset, inputs.shape[1], length)
         x = self._embedded(inputs, positions)
         token_inputs = None if self._inputs is None else self._inputs(inputs, x)
-        for block, place, tail in zip(self.layers, self._places, self._tails, strict=True):
-            x = block(x, positions, caches[place])
+        by_layer = self._by_layer(caches)
+        for block, layer_cache, tail in zip(self.layers, by_layer, self._tails, strict=True):
+            x = block(x, positions, layer_cache)
             if tail is not None:
                 x = tail(x, token_inputs)
         if logits_to_keep is not None:
             x = x[:, x.shape[1] - min(logits_to_keep, x.shape[1]) :]
         return self._head(x if self.norm is None else self.norm(x))
+
+    def _by_layer(self, caches: Sequence[LayerCache]) -> list[LayerCache]:
+        """Return the cache of each layer, of which some have one together. Raises ValueError for too few or many."""
+        if len(caches) != len(set(self._places)):
+            raise ValueError(f"{len(caches)} caches were given for {len(set(self._places))} layers that need one")
+        return [caches[place] for place in self._places]
 
     @overload
     def create_kv_cache(self, mode: Literal["dense"] = "dense") -> list[TinyKvFullCache]: ...

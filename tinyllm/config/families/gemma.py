@@ -243,9 +243,10 @@ def _gemma4_experts(reader: ConfigReader, layers: int) -> tuple[bool, ...]:
     return (there,) * layers
 
 
-_EXPERT_KEYS = tuple(
-    Key(name, int, None, nullable=True, minimum=1)
-    for name in ("num_experts", "top_k_experts", "moe_intermediate_size")
+_EXPERT_KEYS = (
+    Key("num_experts", int, None, nullable=True, minimum=1),
+    Key("top_k_experts", int, None, nullable=True, minimum=1),
+    Key("moe_intermediate_size", int, None, nullable=True, minimum=1),
 )
 _WIDTH = Key("intermediate_size", int, minimum=1)
 _GEMMA4 = replace(
