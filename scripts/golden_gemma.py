@@ -40,6 +40,7 @@ SHARING = {
 GEMMA4_CLASSES = ("Gemma4TextConfig", "Gemma4ForCausalLM")
 SCALED = {
     "layer_scalar": (0.8, 0.2),
+    "self_attn.[qk]_norm": (0.6, 0.2),  # scores are not divided by anything
     r"router\.scale": (1.0, 0.3),
     "per_expert_scale": (1.0, 0.3),
     r"embed_tokens\.weight": (0.0, 0.25),
@@ -90,9 +91,10 @@ def as_first_gemma4(config: dict[str, Any]) -> None:
 
 def as_first_phi3(config: dict[str, Any]) -> None:
     """What LongRoPE was called at first."""
-    config["rope_theta"] = config["rope_parameters"]["rope_theta"]
-    config["rope_scaling"] = {"type": "su", "short_factor": SHORT, "long_factor": LONG}
-    del config["rope_parameters"]
+    parameters = config.pop("rope_parameters")
+    config["rope_theta"] = parameters.pop("rope_theta")
+    del parameters["rope_type"], parameters["partial_rotary_factor"]
+    config["rope_scaling"] = {"type": "su", **parameters}
 
 
 def as_command_r7b(config: dict[str, Any]) -> None:
@@ -245,7 +247,20 @@ CASES = (
     Case(
         "gemma4",
         "Gemma4",
-        {"text_config": {**SMALL, **SHARING, "pad_token_id": None}, "vision_config": None, "audio_config": None},
+        {
+            "text_config": {**SMALL, **SHARING, "pad_token_id": 0},
+            "vision_config": {
+                "hidden_size": 8,
+                "intermediate_size": 8,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 1,
+                "num_key_value_heads": 1,
+                "head_dim": 8,
+                "patch_size": 2,
+                "position_embedding_size": 16,
+            },
+            "audio_config": None,
+        },
         base={},
         classes=("Gemma4Config", "Gemma4ForConditionalGeneration"),
         random=SCALED,
