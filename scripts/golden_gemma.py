@@ -25,7 +25,7 @@ GEMMA4 = {
     "final_logit_softcapping": 2.0,
     "vocab_size_per_layer_input": 96,
     "rope_parameters": {
-        "full_attention": {"rope_type": "proportional", "rope_theta": 300.0, "partial_rotary_factor": 0.5},
+        "full_attention": {"rope_type": "proportional", "rope_theta": 300.0, "partial_rotary_factor": 0.25},
         "sliding_attention": {"rope_type": "default", "rope_theta": 40.0},
     },
 }
@@ -40,7 +40,7 @@ SHARING = {
 GEMMA4_CLASSES = ("Gemma4TextConfig", "Gemma4ForCausalLM")
 SCALED = {
     "layer_scalar": (0.8, 0.2),
-    "self_attn.[qk]_norm": (0.6, 0.2),  # scores are not divided by anything
+    "self_attn.[qk]_norm": (0.45, 0.15),  # scores are not divided by anything
     r"router\.scale": (1.0, 0.3),
     "per_expert_scale": (1.0, 0.3),
     r"embed_tokens\.weight": (0.0, 0.25),

@@ -203,7 +203,7 @@ def _attention(row: Mapping[str, Any], *, normed: bool, scaled: bool, scale: flo
         gate=row["gate"],
         query_scaling=row["query_scaling"] if scaled else None,
         value_norm=_unweighted(row["norm"]) if row["value_norm"] and row["source"] is None else None,
-        values_are_keys=row["values_are_keys"],
+        values_are_keys=row["values_are_keys"] and row["source"] is None,
         source=row["source"],
     )
 

@@ -18,7 +18,7 @@ from tinyllm.config.names import Target, canonical_module, canonical_name, layer
 from tinyllm.config.native import NATIVE, read_native
 from tinyllm.config.quantization import QuantizationConfig, read_quantization
 from tinyllm.config.reader import ConfigReader, Key, read_json_object
-from tinyllm.errors import ConfigError
+from tinyllm.errors import ConfigError, UnsupportedModelError
 
 
 @dataclass(frozen=True)
@@ -103,10 +103,16 @@ class Config:
 
     @property
     def cache_places(self) -> tuple[int, ...]:
-        """Of each layer, which cache is its: there is one for each layer that has keys and values of its own."""
+        """Of each layer, which cache is its: there is one for each layer that has keys and values of its own.
+
+        Raises UnsupportedModelError where a layer's source has none, or comes after it.
+        """
         sources = [source_of(layer.attention) for layer in self.layers]
-        owners = [i for i, source in enumerate(sources) if source is None]
-        return tuple(owners.index(i if source is None else source) for i, source in enumerate(sources))
+        owners = {i: n for n, i in enumerate(i for i, source in enumerate(sources) if source is None)}
+        for i, source in enumerate(sources):
+            if source is not None and (source not in owners or source > i):
+                raise UnsupportedModelError(f"layer {i} sees the keys of layer {source}, which has none for it")
+        return tuple(owners[i if source is None else source] for i, source in enumerate(sources))
 
     def layer_at(self, prefix: str) -> LayerConfig:
         """Return the layer that a canonical name such as "model.layers.3.self_attn" stands in."""
