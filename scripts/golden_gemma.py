@@ -75,7 +75,7 @@ def as_larger_gemma3(config: dict[str, Any]) -> None:
     """What the files of the larger ones have, and what is not as in those."""
     as_first_gemma3(config)
     for key in (
-        "attention_bias attention_dropout attn_logit_softcapping bos_token_id cache_implementation eos_token_id"
+        "attention_bias attention_dropout attn_logit_softcapping bos_token_id cache_implementation"
         " final_logit_softcapping hidden_activation initializer_range max_position_embeddings pad_token_id"
         " rope_local_base_freq rope_scaling rope_theta sliding_window_pattern tie_word_embeddings use_cache"
         " use_bidirectional_attention"
