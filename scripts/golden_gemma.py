@@ -242,6 +242,7 @@ CASES = (
         },
         classes=GEMMA4_CLASSES,
         random=SCALED,
+        seed=1,
         dialects={"hub": as_first_gemma4},
     ),
     Case(

@@ -344,14 +344,13 @@ def class_defaults(config_class: type[PreTrainedConfig]) -> dict[str, Any]:
 
 
 def write_defaults() -> None:
-    """Record the defaults of each family's config class, and the base of its rotary embedding."""
-    classes = {class_names(case)[0]: None for case in CASES if case.family != "Mistral3"}
+    """Record the defaults of each text model's config class, and the base of its rotary embedding."""
     record = {}
-    for name in classes:
+    for name in dict.fromkeys(class_names(case)[0] for case in CASES):
         config_class = getattr(transformers, name)
-        record[config_class.model_type] = class_defaults(config_class) | {
-            "rope_theta": getattr(config_class, "default_theta", None)
-        }
+        defaults = class_defaults(config_class)
+        if "text_config" not in defaults:
+            record[config_class.model_type] = defaults | {"rope_theta": getattr(config_class, "default_theta", None)}
     write_json(GOLDEN / DEFAULTS, record)
 
 
