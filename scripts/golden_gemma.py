@@ -242,7 +242,7 @@ CASES = (
         },
         classes=GEMMA4_CLASSES,
         random=SCALED,
-        seed=1,
+        seed=2,
         dialects={"hub": as_first_gemma4},
     ),
     Case(

@@ -349,8 +349,10 @@ def write_defaults() -> None:
     for name in dict.fromkeys(class_names(case)[0] for case in CASES):
         config_class = getattr(transformers, name)
         defaults = class_defaults(config_class)
+        theta = getattr(config_class, "default_theta", None)
+        theta = theta["global"] if isinstance(theta, dict) else theta  # Gemma 3 has another for windowed layers
         if "text_config" not in defaults:
-            record[config_class.model_type] = defaults | {"rope_theta": getattr(config_class, "default_theta", None)}
+            record[config_class.model_type] = defaults | {"rope_theta": theta}
     write_json(GOLDEN / DEFAULTS, record)
 
 
