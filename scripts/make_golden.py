@@ -97,6 +97,9 @@ def randomise(model: PreTrainedModel, dtype: torch.dtype, random: Mapping[str, t
             gain = 1.7 if re.search("q_proj|k_proj|qkv|query|c_attn", name) else 1.2
             value = noise * gain / math.sqrt(parameter.shape[-1])
         parameter.copy_(value.to(dtype))
+    for name, buffer in model.named_buffers():
+        for mean, deviation in (values for pattern, values in random.items() if re.search(pattern, name)):
+            buffer.copy_((mean + deviation * torch.randn(buffer.shape)).to(dtype))
 
 
 @torch.no_grad()
@@ -158,7 +161,7 @@ def as_transformers_4(config: dict[str, Any], type_key: str = "rope_type") -> No
     config["rope_scaling"] = None if kind == "default" else {type_key: kind, **parameters}
     if "dtype" in config:
         config["torch_dtype"] = config.pop("dtype")
-    if config["model_type"].startswith("qwen"):
+    if "use_sliding_window" in config:
         if config.get("layer_types") != ["sliding_attention", "full_attention"] * 2:
             config.pop("layer_types", None)
         if not config["use_sliding_window"]:

@@ -28,6 +28,7 @@ class StoredTensor:
 
     Each is `transposed` first, and then a `piece` is taken of its output axis, number `axis` counted from the end.
     Of one that is `flat` all axes are made one.
+    The kernels of a `depthwise` convolution are (channels, kernel), whichever of the file's axes after these is 1.
     """
 
     parts: tuple[TensorInfo, ...]
@@ -36,6 +37,7 @@ class StoredTensor:
     piece: Piece | None = None
     axis: int = 2
     flat: bool = False
+    depthwise: bool = False
 
     @property
     def dtype(self) -> str:
@@ -46,11 +48,19 @@ class StoredTensor:
     def shape(self) -> tuple[int, ...]:
         """The canonical shape."""
         shape = [math.prod(self.parts[0].shape)] if self.flat else list(self.parts[0].shape)
+        if self.depthwise and len(shape) == 3 and 1 in shape[1:]:
+            del shape[2 if shape[1] != 1 else 1]
         if self.transposed:
             shape[-2:] = shape[:-3:-1]
         if self.piece is not None:
             shape[-self.axis] = self.piece.length
         return (len(self.parts), *shape) if self.stacked else tuple(shape)
+
+    @property
+    def is_turned(self) -> bool:
+        """Whether a convolution's kernels stand as MLX has them, and PyTorch has not."""
+        shape = self.parts[0].shape
+        return self.depthwise and len(shape) == 3 and shape[1] != 1 == shape[2]
 
     @property
     def nbytes(self) -> int:
@@ -151,7 +161,9 @@ def _add(same: dict[int, StoredTensor], info: TensorInfo, target: Target, number
 def _stored(info: TensorInfo, target: Target) -> StoredTensor:
     axis, piece = 1 if info.name.endswith("bias") else 2, target.piece
     transposed = target.transposed and len(info.shape) > 1
-    stored = StoredTensor((info,), transposed=transposed, piece=piece, axis=axis, flat=target.flat)
+    stored = StoredTensor(
+        (info,), transposed=transposed, piece=piece, axis=axis, flat=target.flat, depthwise=target.depthwise
+    )
     if piece is not None:
         whole = StoredTensor((info,), transposed=transposed).shape
         if len(whole) < axis or whole[-axis] != piece.whole:

@@ -147,6 +147,14 @@ class WeightStore:
         """Whether any matrix is packed."""
         return any(name.endswith(".scales") for name in self._tensors)
 
+    @property
+    def offsets_added(self) -> bool:
+        """Whether weights of norms hold already what a norm adds to them.
+
+        mlx-lm adds it where it turns the kernels of convolutions, and goes by these itself to tell.
+        """
+        return any(tensor.is_turned for tensor in self._tensors.values())
+
     def has(self, name: str) -> bool:
         """Whether there is a tensor of that canonical name."""
         return name in self._tensors
@@ -233,6 +241,8 @@ def _taken(array: mx.array, stored: StoredTensor) -> mx.array:
     """Return the part of a file's tensor that a canonical one is."""
     if stored.flat:
         array = array.flatten()
+    if stored.depthwise:
+        return array.reshape(stored.shape)
     if stored.transposed:
         array = array.swapaxes(-1, -2)
     piece = stored.piece

@@ -320,6 +320,7 @@ class Family:
     refused: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)  # accepted values of keys
     renames: tuple[tuple[str, str], ...] = ()  # regular expressions over tensor names, applied in order
     flattened: str | None = None  # regular expression of a file's tensors with more axes than they need
+    depthwise: str | None = None  # regular expression of convolutions of each channel by itself: see `Target`
     splits: tuple[Split, ...] = ()
     skipped: str | None = None  # regular expression of tensors that are not the text model's
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tinyllm.config.layers import AttentionConfig, DualConfig, LayerConfig, MLPConfig
+from tinyllm.config.layers import AttentionConfig, DeltaConfig, DualConfig, LayerConfig, MLPConfig
 from tinyllm.errors import ConfigError
 
 
@@ -83,6 +83,28 @@ def query_and_gate(layer: LayerConfig, module: str) -> dict[str, Piece]:
     return _pieces(("q_proj", "g_proj"), (1, 1), groups=shape.num_heads, size=shape.head_dim)
 
 
+def stacked_delta(layer: LayerConfig, module: str) -> dict[str, Piece]:
+    """All of q, then all of k, then all of v, of linear attention."""
+    shape = _delta(layer)
+    keys, values = shape.num_key_heads * shape.key_dim, shape.num_value_heads * shape.value_dim
+    return _pieces(_QKV, (keys, keys, values), groups=1, size=1)
+
+
+def grouped_delta(layer: LayerConfig, module: str) -> dict[str, Piece]:
+    """A key head's q, its k, and the v and then the z of the value heads that it serves, group after group."""
+    shape = _delta(layer)
+    values = shape.num_value_heads // shape.num_key_heads * shape.value_dim
+    counts = (shape.key_dim, shape.key_dim, values, values)
+    return _pieces((*_QKV, "z_proj"), counts, groups=shape.num_key_heads, size=1)
+
+
+def grouped_delta_gates(layer: LayerConfig, module: str) -> dict[str, Piece]:
+    """The b and then the a of the value heads that a key head serves, group after group."""
+    shape = _delta(layer)
+    served = shape.num_value_heads // shape.num_key_heads
+    return _pieces(("b_proj", "a_proj"), (served, served), groups=shape.num_key_heads, size=1)
+
+
 def stacked_gate_up(layer: LayerConfig, module: str) -> dict[str, Piece]:
     """All of gate, then all of up."""
     return _pieces(_GATE_UP, (1, 1), groups=1, size=_mlp(layer, module).intermediate_size)
@@ -96,6 +118,12 @@ def paired_gate_up(layer: LayerConfig, module: str) -> dict[str, Piece]:
 def _attention(layer: LayerConfig) -> AttentionConfig:
     if not isinstance(layer.attention, AttentionConfig):
         raise ConfigError("a fused q, k and v stands in a layer that has other attention")
+    return layer.attention
+
+
+def _delta(layer: LayerConfig) -> DeltaConfig:
+    if not isinstance(layer.attention, DeltaConfig):
+        raise ConfigError("the projections of linear attention stand in a layer that has other attention")
     return layer.attention
 
 

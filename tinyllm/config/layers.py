@@ -138,7 +138,11 @@ class LatentAttentionConfig:
 
 @dataclass(frozen=True)
 class DeltaConfig:
-    """Linear attention by the gated delta rule (arXiv 2412.06464), after a short causal convolution."""
+    """Linear attention by the gated delta rule (arXiv 2412.06464), after a short causal convolution of q, k and v.
+
+    Each key head serves as many consecutive value heads as there are more of these. What a value head gives goes
+    through `norm`, and is gated. The `activation` is that of the convolution.
+    """
 
     num_key_heads: int
     num_value_heads: int

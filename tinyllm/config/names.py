@@ -22,6 +22,8 @@ class Target:
     """What a tensor of a file is: the canonical tensor `name`, or with an `expert` that one's (or that head's) part.
 
     It is `transposed` first, and then a `piece` of the file's is taken; or all axes are made one, where it is `flat`.
+    It is `transposed` first, and then a `piece` of the file's is taken. The kernels of a `depthwise` convolution are
+    (channels, kernel), where files have an axis of 1 more: PyTorch before the last, MLX after it.
     """
 
     name: str
@@ -29,6 +31,7 @@ class Target:
     transposed: bool = False
     expert: int | None = None
     flat: bool = False
+    depthwise: bool = False
 
 
 def layer_number(name: str) -> int | None:
@@ -85,4 +88,5 @@ def targets(
                 return tuple(
                     Target(f"{parent}.{part}.{leaf}", piece, transposed, expert) for part, piece in pieces.items()
                 )
-    return (Target(canonical, None, transposed, expert, flat),)
+    depthwise = leaf == "weight" and family.depthwise is not None and re.search(family.depthwise, module) is not None
+    return (Target(canonical, None, transposed, expert, flat, depthwise),)

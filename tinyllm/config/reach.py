@@ -82,4 +82,25 @@ class Strided:
         return None
 
 
-Reach = Window | Chunk | Strided
+@dataclass(frozen=True)
+class State:
+    """Nothing but the state that a recurrent layer has after the position before the query's."""
+
+    def describe(self) -> str:
+        """Say what is seen."""
+        return "a state of all tokens before"
+
+    def first(self, query: int) -> int:
+        """Return the first position that is seen: the one that the state stands after."""
+        return max(0, query - 1)
+
+    def sees(self, query: Any, key: Any) -> Any:
+        """Whether a query sees a key before it."""
+        return key > query - 2
+
+    def held(self, queries: int) -> int:
+        """Return how many positions as many consecutive queries see at most."""
+        return 1 + queries
+
+
+Reach = Window | Chunk | Strided | State

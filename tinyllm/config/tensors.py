@@ -161,15 +161,11 @@ def _latent_attention(shape: LatentAttentionConfig, hidden: int) -> Shapes:
 def _delta(shape: DeltaConfig, hidden: int) -> Shapes:
     keys, values = shape.num_key_heads * shape.key_dim, shape.num_value_heads * shape.value_dim
     shapes: Shapes = {}
-    for part, width in (
-        ("qkv", 2 * keys + values),
-        ("z", values),
-        ("b", shape.num_value_heads),
-        ("a", shape.num_value_heads),
-    ):
-        shapes |= _linear(f"linear_attn.in_proj_{part}", width, hidden)
+    widths = {"q": keys, "k": keys, "v": values, "z": values, "b": shape.num_value_heads, "a": shape.num_value_heads}
+    for part, width in widths.items():
+        shapes |= _linear(f"linear_attn.{part}_proj", width, hidden)
     shapes |= _linear("linear_attn.out_proj", hidden, values)
-    shapes["linear_attn.conv1d.weight"] = (2 * keys + values, 1, shape.kernel)
+    shapes["linear_attn.conv1d.weight"] = (2 * keys + values, shape.kernel)
     shapes["linear_attn.dt_bias"] = shapes["linear_attn.A_log"] = (shape.num_value_heads,)
     return shapes | _norm("linear_attn.norm", shape.value_dim, shape.norm)
 
@@ -177,7 +173,7 @@ def _delta(shape: DeltaConfig, hidden: int) -> Shapes:
 def _conv(shape: ConvConfig, hidden: int) -> Shapes:
     shapes = _linear("conv.in_proj", 3 * shape.width, hidden, bias=shape.bias)
     shapes |= _linear("conv.out_proj", hidden, shape.width, bias=shape.bias)
-    shapes["conv.conv.weight"] = (shape.width, 1, shape.kernel)
+    shapes["conv.conv.weight"] = (shape.width, shape.kernel)
     return shapes | ({"conv.conv.bias": (shape.width,)} if shape.bias else {})
 
 

@@ -49,7 +49,7 @@ def read_weight(module: str, config: NormConfig, weights: WeightStore) -> mx.arr
     if not config.weight:
         return None
     weight = weights.tensor(f"{module}.weight")
-    if not config.offset:
+    if not config.offset or weights.offsets_added:
         return weight
     weight = weight.astype(mx.float32) + config.offset
     mx.eval(weight)

@@ -93,5 +93,23 @@ WRAPPERS: Mapping[str, Wrapper] = {
                 }
             ),
         ),
+        *(
+            Wrapper(
+                model_type,
+                text_prefixes=("model.language_model.", "language_model.model."),
+                skipped=("model.visual.", "visual.", "vision_tower."),
+                tie_word_embeddings=False,
+                inert=frozenset(
+                    {
+                        "vision_config",
+                        "image_token_id",
+                        "video_token_id",
+                        "vision_start_token_id",
+                        "vision_end_token_id",
+                    }
+                ),
+            )
+            for model_type in ("qwen3_5", "qwen3_5_moe")
+        ),
     )
 }
