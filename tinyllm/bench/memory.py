@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tinyllm import hardware
 from tinyllm.bench.workload import Workload
 from tinyllm.config.config import Config
-from tinyllm.engine.plan import make_plan, token_bytes
+from tinyllm.engine.plan import make_plan
 from tinyllm.kv.kinds import layer_kinds
 
 __all__ = ["check_memory", "kv_bytes_per_token", "kv_bytes_read"]
@@ -15,14 +15,19 @@ __all__ = ["check_memory", "kv_bytes_per_token", "kv_bytes_read"]
 
 def kv_bytes_per_token(config: Config, itemsize: int) -> int:
     """Bytes of keys and values that one token leaves in the caches of all layers, `itemsize` an element."""
-    return sum(token_bytes(kind, itemsize) for kind in layer_kinds(config)[0])
+    return sum(kind.page_bytes(1, itemsize) for kind in layer_kinds(config)[0] if not kind.states)
 
 
 def kv_bytes_read(config: Config, itemsize: int, positions: int) -> int:
-    """Bytes of keys and values that a token reads which sees `positions` tokens, or as many as are within reach."""
-    kinds, _ = layer_kinds(config)
-    firsts = [0 if kind.reach is None else kind.reach.first(positions - 1) for kind in kinds]
-    return sum(token_bytes(kind, itemsize) * (positions - first) for kind, first in zip(kinds, firsts, strict=True))
+    """Bytes of keys and values that a token reads which sees `positions` tokens, or as many as are within reach.
+
+    Of recurrent layers, those of a state.
+    """
+    total = 0
+    for kind in layer_kinds(config)[0]:
+        first = 0 if kind.reach is None else kind.reach.first(positions - 1)
+        total += kind.page_bytes(1, itemsize) * (1 if kind.states else positions - first)
+    return total
 
 
 def check_memory(

@@ -87,12 +87,14 @@ def step_ops(model: ModelForCausalLM, settings: EngineSettings) -> Counter[str]:
 
 
 def layer_ops(model: ModelForCausalLM, settings: EngineSettings) -> Counter[str]:
-    """Count the kernels of the first layer alone."""
-    block, (kinds, _) = model.layers[0], layer_kinds(model.config)
+    """Count the kernels of one layer alone, the first that attends."""
+    kinds, places = layer_kinds(model.config)
+    index = next(i for i, (kind, _) in enumerate(places) if not kinds[kind].states)
+    block, kind = model.layers[index], kinds[places[index][0]]
     x = mx.zeros((1, 1, model.config.hidden_size), dtype=model.dtype)
     outputs: list[mx.array] = []
     if settings.kv == "dense":
-        cache = model.create_kv_cache()[0]
+        cache = model.create_kv_cache()[index]
         with _uncompiled():
             mx.eval(block(x, 0, cache))  # the cache has its buffer from here on
         return _ops_of(lambda: outputs.append(block(x, 1, cache)), outputs)
@@ -101,8 +103,8 @@ def layer_ops(model: ModelForCausalLM, settings: EngineSettings) -> Counter[str]
         placement = Placement(slots=position, first=position, span=(0, PAGE_SIZE))
         return block(x, position, TinyKvPagedStep(arrays, placement, position, seen, PAGE_SIZE))
 
-    dims = [dim for dim in (kinds[0].key_dim, kinds[0].value_dim) if dim]
-    arrays = [mx.zeros((kinds[0].kv_heads, PAGE_SIZE, dim), dtype=model.dtype) for dim in dims]
+    dims = [dim for dim in (kind.key_dim, kind.value_dim) if dim]
+    arrays = [mx.zeros((kind.kv_heads, PAGE_SIZE, dim), dtype=model.dtype) for dim in dims]
     inputs = x, mx.array([1]), arrays, mx.ones((1, 1, 1, PAGE_SIZE), dtype=mx.bool_)
     mx.eval(inputs)
     function = mx.compile(layer) if settings.compiled else layer

@@ -18,6 +18,8 @@ from fractions import Fraction
 from tinyllm.config.config import Config
 from tinyllm.config.layers import (
     AttentionConfig,
+    ConvConfig,
+    DeltaConfig,
     DualConfig,
     FeedForward,
     LatentAttentionConfig,
@@ -31,7 +33,7 @@ from tinyllm.errors import ContextLengthError, DoesNotFitError, UsageError
 from tinyllm.hub.sizes import memory_size
 from tinyllm.kv.kinds import LayerKind, layer_kinds
 
-__all__ = ["KindPlan", "MemoryPlan", "describe", "make_plan", "read_size", "table", "token_bytes"]
+__all__ = ["KindPlan", "MemoryPlan", "describe", "make_plan", "read_size", "table"]
 
 _HEADROOM = Fraction(15, 100)
 _FLOAT32_BYTES = 4
@@ -40,6 +42,9 @@ _FLOAT32_BYTES = 4
 _LAYER_ARRAYS = 6
 _LOGITS_ARRAYS = 14
 _GATHERED_ARRAYS = 2
+_STATE_ARRAYS = 3  # those before and after a step, and those after the one that is built ahead
+_DELTA_CHUNK = 64  # positions that the delta rule takes at once, and has a matrix of for each head
+_SNAPSHOTS = Fraction(1, 4)  # what the states at ends of pages may take of what keys and values do
 _ROUNDING = Fraction(5, 4)  # of the pages that are gathered, as many for each row as for the longest
 
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?) ?(%|[a-z]{1,3})", re.ASCII | re.IGNORECASE)
@@ -54,19 +59,21 @@ _UNITS: dict[str, int] = {"b": 1} | {
 class KindPlan:
     """The pool of one kind of layer, as `LayerKind` has it.
 
-    A page has `page_bytes` over all of the layers, keys and values. There are at most `ceiling_pages`, one of them
-    for padding; a sequence of the plan's context holds `sequence_pages`.
+    A page has `page_bytes` over all of the layers, keys and values, `array_page_bytes` of them in the largest array.
+    There are at most `ceiling_pages`, one of them for padding; a sequence of the plan's context holds
+    `sequence_pages`.
     """
 
     kind: LayerKind
     page_bytes: int
+    array_page_bytes: int
     ceiling_pages: int
     sequence_pages: int
 
     @property
     def array_bytes(self) -> int:
         """Bytes of the keys, or of the values, of one layer when the pool is as large as it may be."""
-        return math.ceil(self.ceiling_pages * self.page_bytes * _array_share(self.kind))
+        return self.ceiling_pages * self.array_page_bytes
 
 
 @dataclass(frozen=True)
@@ -98,7 +105,7 @@ class MemoryPlan:
     @property
     def token_bytes(self) -> int:
         """Bytes of keys and values that one token takes in all layers."""
-        return sum(kind.page_bytes for kind in self.kinds) // self.page_size
+        return sum(kind.page_bytes for kind in self.kinds if not kind.kind.states) // self.page_size
 
     @property
     def sequence_bytes(self) -> int:
@@ -178,16 +185,6 @@ def make_plan(
     )
 
 
-def token_bytes(kind: LayerKind, itemsize: int) -> int:
-    """Bytes of the keys and values of one token in all layers of a kind, `itemsize` an element."""
-    return kind.layers * kind.elements * itemsize
-
-
-def _array_share(kind: LayerKind) -> Fraction:
-    """The share of a kind's bytes that the largest array has: of the keys, or the values, of one layer."""
-    return Fraction(kind.widest, kind.layers * kind.elements)
-
-
 def read_size(option: str, text: str) -> int | Fraction:
     """Read 2GB or 512MiB as bytes, 40% as a share. Raises UsageError naming `option`."""
     found = _SIZE.fullmatch(text.strip())
@@ -253,6 +250,7 @@ class _Needs:
         14 times    the logits of a row of each sequence, in float32
         2 times     keys and values of a layer, as wide as the longest sequence, where pages are gathered, and where
                     they are made of latents
+        3 times     the states of all recurrent layers
         """
         prefill = self._step(min(self.prefill_chunk, tokens), 1, tokens)
         return max(prefill, self._step(self.batch, self.batch, tokens))
@@ -264,7 +262,7 @@ class _Needs:
 
     def growth(self, budget: int, tokens: int) -> int:
         """Bytes of the largest array of such a KV cache, which is copied when it grows; others wait."""
-        page = max(math.ceil(self._page_bytes(kind) * _array_share(kind)) for kind in self._kinds)
+        page = max(self._array_bytes(kind) for kind in self._kinds)
         return page + math.ceil(budget * self._largest_array(tokens))
 
     def budget(self, tokens: int, headroom: int) -> int:
@@ -287,6 +285,7 @@ class _Needs:
             KindPlan(
                 kind=kind,
                 page_bytes=self._page_bytes(kind),
+                array_page_bytes=self._array_bytes(kind),
                 ceiling_pages=1 + pages * over // each,
                 sequence_pages=pages,
             )
@@ -297,17 +296,25 @@ class _Needs:
         layer = max(self._layer_bytes(layer, rows, tokens) for layer in self.config.layers)
         logits = sequences * self.config.vocab_size * _FLOAT32_BYTES
         sizes = zip(self._kinds, self._sizes(tokens), strict=True)
-        gathered = math.ceil(_ROUNDING * sequences * max(size // kind.layers for kind, size in sizes))
+        widest = max((size // kind.layers for kind, size in sizes if not kind.states), default=0)
+        gathered = math.ceil(_ROUNDING * sequences * widest)
         made = sequences * max(
             self._expanded_bytes(layer.attention, rows // sequences, tokens) for layer in self.config.layers
         )
-        return _LAYER_ARRAYS * layer + _LOGITS_ARRAYS * logits + _GATHERED_ARRAYS * (gathered + made)
+        states = sequences * sum(self._page_bytes(kind) for kind in self._kinds if kind.states)
+        return (
+            _LAYER_ARRAYS * layer
+            + _LOGITS_ARRAYS * logits
+            + _GATHERED_ARRAYS * (gathered + made)
+            + _STATE_ARRAYS * states
+        )
 
     def _largest_array(self, tokens: int) -> Fraction:
         """The share of the KV cache that the largest array has: of the keys, or the values, of one layer."""
         sizes = self._sizes(tokens)
-        largest = max(size * _array_share(kind) for kind, size in zip(self._kinds, sizes, strict=True))
-        return largest / sum(sizes)
+        pages = self._sequence_pages(tokens)
+        largest = max(n * self._array_bytes(kind) for n, kind in zip(pages, self._kinds, strict=True))
+        return Fraction(largest, sum(sizes))
 
     @property
     def _kinds(self) -> tuple[LayerKind, ...]:
@@ -318,11 +325,26 @@ class _Needs:
         return sum(self._page_bytes(kind) for kind in self._kinds)
 
     def _page_bytes(self, kind: LayerKind) -> int:
-        return self.page_size * token_bytes(kind, self.itemsize)
+        return kind.page_bytes(self.page_size, self.itemsize)
+
+    def _array_bytes(self, kind: LayerKind) -> int:
+        return kind.array_bytes(self.page_size, self.itemsize)
 
     def _sequence_pages(self, tokens: int) -> list[int]:
-        """How many pages of each kind a sequence holds, a windowed kind no more than a window and a chunk touch."""
-        return [-(-self._kept(tokens, kind.reach) // self.page_size) for kind in self._kinds]
+        """How many pages of each kind a sequence holds, a windowed kind no more than a window and a chunk touch.
+
+        Of states, as many as a chunk touches, and one for every page of tokens as far as that is cheap: others begin
+        with them.
+        """
+        held = [-(-self._kept(tokens, kind.reach) // self.page_size) for kind in self._kinds]
+        attended = sum(
+            n * self._page_bytes(kind) for n, kind in zip(held, self._kinds, strict=True) if not kind.states
+        )
+        every = -(-tokens // self.page_size)
+        return [
+            max(n, min(every, math.floor(_SNAPSHOTS * attended / self._page_bytes(kind)))) if kind.states else n
+            for n, kind in zip(held, self._kinds, strict=True)
+        ]
 
     def _sizes(self, tokens: int) -> list[int]:
         pages = self._sequence_pages(tokens)
@@ -356,8 +378,11 @@ def _mixer_sizes(mixer: Mixer) -> tuple[int, int, Reach | None]:
         case LatentAttentionConfig():
             kept = mixer.latent_rank + mixer.rope.dims
             return mixer.num_heads, (mixer.num_heads + 1) * kept, mixer.reach
-        case _:
-            raise TypeError(f"{type(mixer).__name__} is not planned for")
+        case DeltaConfig():
+            per_head = 2 * (mixer.key_dim + mixer.value_dim) + _DELTA_CHUNK
+            return 0, mixer.num_value_heads * per_head, None
+        case ConvConfig():
+            return 0, 3 * mixer.width, None
 
 
 def _feed_forward_width(network: FeedForward) -> int:
@@ -403,5 +428,7 @@ def _load_bytes(config: Config, weight_bytes: int) -> int:
 
 def _kind_row(kind: KindPlan) -> tuple[str, str, str]:
     size, form = memory_size(kind.ceiling_pages * kind.page_bytes), kind.kind
+    if form.states:
+        return f"  {form.layers} layers", size, f"states of {memory_size(kind.page_bytes)} for a sequence, in all"
     seen = "everything" if form.reach is None else form.reach.describe()
     return f"  {form.layers} layers", size, f"{form.kv_heads} heads of {form.key_dim}, which see {seen}"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from tinyllm._mx import mx
 from tinyllm.ops.attention import AttentionSpec
 
+State = tuple[mx.array, ...]
+"""What a recurrent layer keeps of all positions before the next one: arrays (batch, ...)."""
+
 
 class LayerCache(Protocol):
-    """The keys and values of one layer, and the attention over them."""
+    """What one layer remembers: keys and values, and the attention over them, or a recurrent layer's state."""
 
     @property
     def offset(self) -> int | None:
@@ -25,3 +29,12 @@ class LayerCache(Protocol):
         Queries are causal, and see as far as `spec` says, unless `mask` takes the place of that. Latent attention has
         no v: `spec` says which part of k it is.
         """
+
+    def pieces(self, seq: int) -> Sequence[int]:
+        """Return the lengths in which the next `seq` positions are to be taken: each leaves a state to be written."""
+
+    def read_state(self) -> State | None:
+        """Return the state after the positions that are held; None where there is no position yet."""
+
+    def write_state(self, state: State, length: int) -> None:
+        """Append `length` positions, which leave this state."""

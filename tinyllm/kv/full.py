@@ -1,8 +1,11 @@
-"""The dense cache of one layer: every key and value that it has seen, in one buffer."""
+"""The dense cache of one layer: every key and value that it has seen, in one buffer, or its state."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tinyllm._mx import mx
+from tinyllm.kv.cache import State
 from tinyllm.ops.attention import AttentionSpec, attention, keys_and_values, mask_of
 
 
@@ -11,6 +14,8 @@ class TinyKvFullCache:
 
     The buffers grow by `step` positions at a time. A window narrows what is seen, not what is kept, so that `trim`
     is exact. Latent attention has no values of its own.
+
+    A recurrent layer has a state instead, and this is kept as it was before the last write too.
     """
 
     def __init__(self, step: int = 256) -> None:
@@ -18,6 +23,7 @@ class TinyKvFullCache:
         self._step = step
         self._keys: mx.array | None = None
         self._values: mx.array | None = None
+        self._states: list[tuple[int, State]] = []  # the last two, and after how many positions
 
     @property
     def nbytes(self) -> int:
@@ -27,7 +33,8 @@ class TinyKvFullCache:
     @property
     def arrays(self) -> list[mx.array]:
         """The buffers, for the caller that evaluates them."""
-        return [array for array in (self._keys, self._values) if array is not None]
+        kept = [array for array in (self._keys, self._values) if array is not None]
+        return kept + [array for _, state in self._states for array in state]
 
     def attend(
         self, q: mx.array, k: mx.array | None, v: mx.array | None, spec: AttentionSpec, mask: mx.array | None = None
@@ -47,11 +54,34 @@ class TinyKvFullCache:
         keys, values = keys_and_values([array[:, :, first:end] for array in self.arrays], spec)
         return attention(q, keys, values, spec, mask_of(spec, start, seq, first, own=mask, dtype=q.dtype))
 
+    def pieces(self, seq: int) -> Sequence[int]:
+        """Return `seq`: all positions are taken at once."""
+        return [seq]
+
+    def read_state(self) -> State | None:
+        """Return the state after the positions that are held; None where there is no position yet."""
+        return self._states[-1][1] if self._states else None
+
+    def write_state(self, state: State, length: int) -> None:
+        """Append `length` positions, which leave this state."""
+        self.offset += length
+        self._states = [*self._states[-1:], (self.offset, state)]
+
     def trim(self, n: int) -> None:
-        """Forget the last `n` positions. Raises ValueError if there are fewer."""
-        if not 0 <= n <= self.offset:
+        """Forget the last `n` positions.
+
+        Raises ValueError if there are fewer, or if no state is kept that the rest has left.
+        """
+        left = self.offset - n
+        if not 0 <= left <= self.offset:
             raise ValueError(f"cannot trim {n} of {self.offset} positions")
-        self.offset -= n
+        if self._states:
+            states = [(offset, state) for offset, state in self._states if offset <= left]
+            if left and (not states or states[-1][0] != left):
+                kept = " or ".join(f"{offset}" for offset in (0, *(offset for offset, _ in self._states)))
+                raise ValueError(f"cannot trim {n} of {self.offset} positions: a state goes back to {kept} of them")
+            self._states = states
+        self.offset = left
 
 
 def _appended(buffer: mx.array | None, new: mx.array, start: int, step: int) -> mx.array:

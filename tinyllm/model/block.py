@@ -7,6 +7,8 @@ from tinyllm.checkpoint.weights import WeightStore
 from tinyllm.config.config import Config
 from tinyllm.config.layers import (
     AttentionConfig,
+    ConvConfig,
+    DeltaConfig,
     DualConfig,
     LatentAttentionConfig,
     LayerConfig,
@@ -17,6 +19,8 @@ from tinyllm.config.tensors import norm_names
 from tinyllm.errors import UnsupportedModelError
 from tinyllm.kv.cache import LayerCache
 from tinyllm.model.attention import Attention
+from tinyllm.model.conv import ShortConvolution
+from tinyllm.model.delta import GatedDelta
 from tinyllm.model.latent_attention import LatentAttention
 from tinyllm.model.linear import Linear
 from tinyllm.model.mlp import MLP
@@ -209,7 +213,7 @@ class Tail:
         return x if self._scalar is None else x * self._scalar
 
 
-Mixer = Attention | LatentAttention
+Mixer = Attention | LatentAttention | GatedDelta | ShortConvolution
 
 
 def make_mixer(prefix: str, config: Config, weights: WeightStore, features: ModelFeatures) -> Mixer:
@@ -219,5 +223,7 @@ def make_mixer(prefix: str, config: Config, weights: WeightStore, features: Mode
             return Attention(f"{prefix}.self_attn", config, weights, features)
         case LatentAttentionConfig():
             return LatentAttention(f"{prefix}.self_attn", config, weights, features)
-        case other:
-            raise UnsupportedModelError(f"{type(other).__name__} is not computed by tinyllm")
+        case DeltaConfig():
+            return GatedDelta(f"{prefix}.linear_attn", config, weights, features)
+        case ConvConfig():
+            return ShortConvolution(f"{prefix}.conv", config, weights, features)

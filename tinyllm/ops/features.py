@@ -13,7 +13,8 @@ class ModelFeatures:
 
     `fused_projections` multiplies by q, k and v (and by gate and up) as one matrix; `gathered_experts` sorts tokens
     by expert and multiplies by all in one call, in place of each expert by all tokens; `expanded_latents` makes keys
-    and values of latents where there are so many queries that it pays. What is None is faster on some
+    and values of latents where there are so many queries that it pays; `chunked_recurrence` takes the delta rule
+    through many positions at once. What is None is faster on some
     devices only, and left to `load_model`, which says `settled`: `fused_activation` compiles gate and up into one
     kernel (and so the exponentials of `polynomial_exp`); `rope_tables` rotates all layers by the same sines, in place
     of `fused_rope`; `polynomial_exp` computes exponentials in plain float32 operations.
@@ -26,6 +27,7 @@ class ModelFeatures:
     quantized_matmul: bool = True
     gathered_experts: bool = True
     expanded_latents: bool = True
+    chunked_recurrence: bool = True
     fused_activation: bool | None = None
     rope_tables: bool | None = None
     polynomial_exp: bool | None = None
@@ -55,6 +57,7 @@ class ModelFeatures:
             quantized_matmul=False,
             gathered_experts=False,
             expanded_latents=False,
+            chunked_recurrence=False,
             fused_activation=False,
             rope_tables=False,
             polynomial_exp=False,
