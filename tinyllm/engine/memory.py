@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Rows
+from functools import partial
 from typing import Protocol
 
 from tinyllm._mx import mx
@@ -11,9 +12,9 @@ from tinyllm.engine.compiler import Compiler
 from tinyllm.engine.sampling import Arrays, remember
 from tinyllm.engine.scheduler import Chunk, Sequence
 from tinyllm.engine.step import DecodeStep, Layout, Tree, chosen
-from tinyllm.kv.cache import LayerCache
+from tinyllm.kv.cache import LayerCache, State
 from tinyllm.kv.full import TinyKvFullCache
-from tinyllm.kv.paged import carry_out_copies, find_places, rounded_up
+from tinyllm.kv.paged import Places, carry_out_copies, find_places, find_slots, rounded_up
 from tinyllm.kv.pools import KvPools
 from tinyllm.model.transformer import ModelForCausalLM
 
@@ -30,8 +31,11 @@ class Memory(Protocol):
     def arrays(self, sequence: Sequence) -> list[mx.array]:
         """Return what is to be evaluated for `prefill` to have taken place."""
 
-    def decode(self, batch: Batch, index: Rows[int], tokens: mx.array, history: Arrays) -> Tree:
-        """Build the step that takes `tokens` (rows,) in and chooses those at `index` of the rows' answers."""
+    def decode(self, batch: Batch, index: Rows[int], tokens: mx.array, history: Arrays, before: Tree | None) -> Tree:
+        """Build the step that takes `tokens` (rows,) in and chooses those at `index` of the rows' answers.
+
+        `before` is what the step before it gives where that may still run, None where no step does.
+        """
 
     def evaluate(self, arrays: list[mx.array]) -> None:
         """Compute what `prefill` built, and wait for it."""
@@ -80,8 +84,11 @@ class PagedMemory:
         """Return the arrays of all pools."""
         return [array for pool in self._pools.pools for array in pool.flat]
 
-    def decode(self, batch: Batch, index: Rows[int], tokens: mx.array, history: Arrays) -> Tree:
-        """Build the step, which leaves the pools as they are."""
+    def decode(self, batch: Batch, index: Rows[int], tokens: mx.array, history: Arrays, before: Tree | None) -> Tree:
+        """Build the step, which leaves the pools as they are.
+
+        States go from step to step; only the first of steps reads them from the pools, to which all of them write.
+        """
         pools = self._pools.pools
         carry_out_copies(pools)
         positions = batch.positions(index)
@@ -89,11 +96,13 @@ class PagedMemory:
         for pool, reach in zip(pools, self._pools.reaches, strict=True):
             pool.make_room(pool.arrays[0])
             tables = [sequence.tables.by_kind[pool.kind] for sequence in batch.sequences]
-            places.append(find_places(pool, tables, positions, rows=batch.rows, reach=reach))
+            find = find_slots if pool.states else partial(find_places, reach=reach)
+            places.append(find(pool, tables, positions, rows=batch.rows))
         layout = Layout(
             layers=self._pools.layers,
             reaches=self._pools.reaches,
             spans=tuple(place.span for place in places),
+            recurrent=tuple(bool(pool.states) for pool in pools),
             page_size=pools[0].page_size,
             candidates=batch.sampler.candidates,
             logprobs=batch.logprobs,
@@ -107,6 +116,7 @@ class PagedMemory:
             "first": [mx.array(place.first) for place in places],
             "pages": [{} if place.pages is None else mx.array(place.pages) for place in places],
             "arrays": [[list(layer) for layer in pool.arrays] for pool in pools],
+            "states": self._states(places) if before is None else before["states"],
             "history": history,
             "sampling": batch.sampler.values,
         }
@@ -122,8 +132,9 @@ class PagedMemory:
         arrays = outputs.pop("arrays")
         for pool in self._pools.pools:
             pool.arrays = arrays[pool.kind]
+        written = [array for pool in self._pools.pools if pool.states for array in pool.flat]  # nothing reads them
         with self._compiler.in_use():
-            mx.async_eval(*awaited)  # type: ignore[no-untyped-call]
+            mx.async_eval(*awaited, *written)  # type: ignore[no-untyped-call]
 
     def undo(self, batch: Batch) -> None:
         """Nothing was changed."""
@@ -140,6 +151,15 @@ class PagedMemory:
         """Set pages, by kind, to zero."""
         for pool in self._pools.pools:
             pool.clear(pages[pool.kind])
+
+    def _states(self, places: Rows[Places]) -> list[list[State]]:
+        """Read the states of a step's rows, by pool and layer."""
+        states = [
+            [pool.read_states(layer, place.first) for layer in range(len(pool.arrays))] if pool.states else []
+            for pool, place in zip(self._pools.pools, places, strict=True)
+        ]
+        self.evaluate([array for layers in states for layer in layers for array in layer])
+        return states
 
 
 class DenseMemory:
@@ -165,7 +185,7 @@ class DenseMemory:
         """Return the buffers of the sequence's caches."""
         return [array for layer in self._caches[sequence.id] for array in layer.arrays]
 
-    def decode(self, batch: Batch, index: Rows[int], tokens: mx.array, history: Arrays) -> Tree:
+    def decode(self, batch: Batch, index: Rows[int], tokens: mx.array, history: Arrays, before: Tree | None) -> Tree:
         """Build the step, whose writes are in the caches from here on."""
         positions = batch.positions(index)
         logits = mx.concatenate(

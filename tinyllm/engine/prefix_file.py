@@ -6,6 +6,7 @@ A safetensors file, which other tools can read:
     tokens           (length,) int32
     layers.N.keys    (kv_heads, held, head_dim), of the last `held` tokens: all of them, but where a window has passed
     layers.N.values  and the first pages were evicted; latent attention has no values of its own
+    layers.N.state0  (1, 1, elements), of recurrent layers: the arrays of the state after the last token
 
 Nothing in a file is trusted, and no name in it is looked up: names and shapes must be those that this model has.
 """
@@ -19,7 +20,7 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any
+from typing import Any, NamedTuple
 
 from tinyllm._mx import dtype_name, mx
 from tinyllm.checkpoint.files import find_weight_files
@@ -98,12 +99,14 @@ def save_prefix(engine: Engine, tokens: Sequence[int], path: Path, fingerprint: 
     if not length:
         raise PrefixFileError(f"{path}: not written, since nothing of the prompt is computed")
     columns = list(zip(*pages, strict=True))
-    firsts = [manager.page_size * _present_from(column) for column in columns]
+    firsts = [manager.page_size * first for first in map(_present_from, columns)]
 
     def data() -> Iterator[mx.array]:
         yield mx.array(list(tokens[:length]), dtype=mx.int32)
         for kind, layer in pools.layers:
-            for array in pools.pools[kind].read(layer, columns[kind], firsts[kind], length):
+            pool = pools.pools[kind]
+            first, end = (len(pages) - 1, len(pages)) if pool.states else (firsts[kind], length)
+            for array in pool.read(layer, columns[kind], first, end):
                 yield array[0]
 
     _write(path, asdict(fingerprint), _layout(engine, length, firsts), data())
@@ -130,6 +133,7 @@ def load_prefix(engine: Engine, path: Path, fingerprint: Fingerprint) -> tuple[i
             for kind in saved.put([table.pages for table in tables.by_kind], start, end):
                 tables.by_kind[kind].drop_before(end // manager.page_size)  # or what is in it would be shared
             manager.advance(tables, end, saved.tokens)
+        manager.publish(tables, saved.tokens, ended=True)
     except BaseException:
         manager.drop(tables)  # zeroing is not needed: everything that was written is finite
         raise
@@ -143,7 +147,7 @@ def load_prefix(engine: Engine, path: Path, fingerprint: Fingerprint) -> tuple[i
 class _SavedPrefix:
     """A file whose header, metadata, names, shapes and tokens are checked. Its `tokens` are read, the rest is not.
 
-    Of each kind of layer it holds the positions from `firsts` on.
+    Of each kind of layer it holds the positions from `firsts` on; of recurrent ones the last page, which is a state.
     """
 
     def __init__(self, path: Path, engine: Engine, fingerprint: Fingerprint) -> None:
@@ -156,15 +160,17 @@ class _SavedPrefix:
         length = self._size(_TOKENS, axis=0)
         if length < 1:
             raise self._damaged("it has no tokens")
-        self.firsts = [length] * len(self._pools.pools)
+        size = self._pools.manager.page_size
+        self.firsts = [(length - 1) // size * size if pool.states else length for pool in self._pools.pools]
         for n, (kind, _) in enumerate(self._pools.layers):
-            self.firsts[kind] = min(self.firsts[kind], length - self._size(_names(n, 1)[0], axis=1))
+            if not self._pools.pools[kind].states:
+                held = self._size(_name(n, self._forms[kind][0]), axis=1)
+                self.firsts[kind] = min(self.firsts[kind], length - held)
         expected = _layout(engine, length, self.firsts)
         found = {name: (info.dtype, info.shape) for name, info in self._tensors.items()}
         for name in sorted(expected.keys() | found.keys()):
             if expected.get(name) != found.get(name):
                 raise self._damaged(f"{_brief(name)} is not what this model has")
-        size = self._pools.manager.page_size
         for form, first in zip(self._pools.manager.kinds, self.firsts, strict=True):
             if first % size or not 0 <= first <= form.first_page(length, size) * size:
                 raise self._damaged("it lacks keys and values of some tokens")
@@ -183,13 +189,15 @@ class _SavedPrefix:
         for n, (kind, layer) in enumerate(self._pools.layers):
             first = self.firsts[kind]
             if start >= first:
-                names = _names(n, len(self._forms[kind]))
-                new.append((kind, layer, [self._read(name, start - first, end - first) for name in names]))
+                last = 1 if pools[kind].states else end - first
+                forms = self._forms[kind]
+                new.append((kind, layer, [self._read(_name(n, form), form, start - first, last) for form in forms]))
         if not all(mx.isfinite(array).all().item() for _, _, arrays in new for array in arrays):
             raise self._damaged("it holds inf or NaN")
         for kind, layer, arrays in new:
             pools[kind].make_room(arrays)
-            pools[kind].write(layer, pages[kind], start, arrays)
+            at = start // self._pools.manager.page_size if pools[kind].states else start
+            pools[kind].write(layer, pages[kind], at, arrays)
         mx.eval([array for pool in pools for array in pool.flat])
         return [kind for kind, first in enumerate(self.firsts) if start < first]
 
@@ -197,8 +205,8 @@ class _SavedPrefix:
         shape = self._tensors[name].shape if name in self._tensors else ()
         return shape[axis] if axis < len(shape) else 0
 
-    def _read(self, name: str, start: int, end: int) -> mx.array:
-        return mx.array(self._map(name)[:, start:end]).view(self._dtype)
+    def _read(self, name: str, form: _Form, start: int, end: int) -> mx.array:
+        return mx.array(self._map(name)[:, start:end]).view(mx.float32 if form.wide else self._dtype)
 
     def _map(self, name: str) -> Any:
         """Return a tensor's data, mapped: whole numbers as wide as its elements."""
@@ -218,8 +226,9 @@ def _layout(engine: Engine, length: int, firsts: Sequence[int]) -> _Layout:
     layout: _Layout = {_TOKENS: ("I32", (length,))}
     forms = _forms(engine)
     for n, (kind, _) in enumerate(engine.pools.layers):
-        for name, (heads, dim) in zip(_names(n, len(forms[kind])), forms[kind], strict=True):
-            layout[name] = (stored, (heads, length - firsts[kind], dim))
+        held = 1 if engine.pools.pools[kind].states else length - firsts[kind]
+        for form in forms[kind]:
+            layout[_name(n, form)] = ("F32" if form.wide else stored, (form.heads, held, form.dim))
     return layout
 
 
@@ -228,14 +237,31 @@ def _present_from(pages: Sequence[int]) -> int:
     return 1 + max((i for i, page in enumerate(pages) if page == PADDING), default=-1)
 
 
-def _forms(engine: Engine) -> list[list[tuple[int, int]]]:
-    """Return heads and elements of each array of a layer, by kind."""
+class _Form(NamedTuple):
+    """An array of a layer, of so many `heads` of `dim` elements; `wide` ones are float32 whatever others are."""
+
+    name: str
+    heads: int
+    dim: int
+    wide: bool = False
+
+
+def _forms(engine: Engine) -> list[list[_Form]]:
+    """Return the arrays of a layer, by kind."""
     kinds, _ = layer_kinds(engine.model.config)
-    return [[(kind.kv_heads, dim) for dim in (kind.key_dim, kind.value_dim) if dim] for kind in kinds]
+    return [
+        [_Form(f"state{i}", 1, state.elements, state.wide) for i, state in enumerate(kind.states)]
+        or [
+            _Form(name, kind.kv_heads, dim)
+            for name, dim in (("keys", kind.key_dim), ("values", kind.value_dim))
+            if dim
+        ]
+        for kind in kinds
+    ]
 
 
-def _names(layer: int, arrays: int) -> list[str]:
-    return [f"layers.{layer}.{name}" for name in ("keys", "values")[:arrays]]
+def _name(layer: int, form: _Form) -> str:
+    return f"layers.{layer}.{form.name}"
 
 
 def _check_shares(manager: PageManager) -> None:

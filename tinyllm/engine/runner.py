@@ -76,12 +76,12 @@ class Runner:
         """Build the step in which each row takes its last token in."""
         batch = self._batch(sequences, requests, rows=self.memory.rows(len(sequences)))
         tokens = batch.column([sequence.ids[-1] for sequence in sequences])
-        return self._step(batch, batch.index, tokens, batch.history(without=1))
+        return self._step(batch, batch.index, tokens, batch.history(without=1), None)
 
     def build_after(self, step: Step) -> Step:
         """Build the step after one that may still run."""
         index = tuple(i + 1 for i in step.index)
-        return self._step(step.batch, index, step.outputs["tokens"], step.outputs["history"])
+        return self._step(step.batch, index, step.outputs["tokens"], step.outputs["history"], step.outputs)
 
     def dispatch(self, step: Step) -> None:
         """Start computing a step. No other may be under way."""
@@ -112,8 +112,10 @@ class Runner:
     def _batch(self, sequences: Rows[Sequence], requests: Rows[Request], rows: int) -> Batch:
         return Batch.of(sequences, requests, rows, self._model.config.vocab_size)
 
-    def _step(self, batch: Batch, index: tuple[int, ...], tokens: mx.array, history: Arrays) -> Step:
-        return Step(batch, index, self.memory.decode(batch, index, tokens, history))
+    def _step(
+        self, batch: Batch, index: tuple[int, ...], tokens: mx.array, history: Arrays, before: Tree | None
+    ) -> Step:
+        return Step(batch, index, self.memory.decode(batch, index, tokens, history, before))
 
     def _exact(self, step: Step) -> Step:
         """Choose again, among the whole vocabulary, where the likeliest tokens did not do for some row."""

@@ -196,7 +196,7 @@ class Scheduler:
     def finish(self, sequence: Sequence) -> None:
         """Let an active sequence go. What is computed of it stays for others to share, until its pages are needed."""
         self._active.remove(sequence)
-        self._manager.publish(sequence.tables, sequence.ids)
+        self._manager.publish(sequence.tables, sequence.ids, ended=True)
         self._release(sequence)
 
     def drop(self, sequence: Sequence) -> tuple[tuple[int, ...], ...]:

@@ -30,12 +30,14 @@ class Layout:
     """What a step is compiled for, beside the shapes of its arrays.
 
     `layers` says of each layer of the model which pool it is in, and which of that pool's layers it is; `reaches`,
-    `spans` and `page_size` are of the pools: `spans` as in `Placement`, None where pages are gathered.
+    `spans`, `recurrent` and `page_size` are of the pools: `spans` as in `Placement`, None where pages are gathered,
+    `recurrent` where a page is a state.
     """
 
     layers: tuple[tuple[int, int], ...]
     reaches: tuple[Reach | None, ...]
     spans: tuple[tuple[int, int] | None, ...]
+    recurrent: tuple[bool, ...]
     page_size: int
     candidates: int
     logprobs: int | None
@@ -53,8 +55,8 @@ class DecodeStep:
         """Build the graph of a step.
 
         `inputs` are "tokens", "positions", "index" and "ring_index", each (rows,); by pool, lists of "slots" and
-        "first" (rows,), "pages" (rows, n) or {}, and of its layers "arrays"; "history" and "sampling". It gives what
-        `chosen` gives, and "arrays" after the step.
+        "first" (rows,), "pages" (rows, n) or {}, and of its layers "arrays", and "states" where there are any;
+        "history" and "sampling". It gives what `chosen` gives, and "arrays" and "states" after the step.
         """
         step = partial(paged_step, self._model, layout)
         if not self._compiled:
@@ -90,13 +92,20 @@ def paged_step(model: ModelForCausalLM, layout: Layout, inputs: Tree) -> Tree:
         )
     ]
     seen = [
-        placement.mask(positions, reach, layout.page_size)
-        for placement, reach in zip(placements, layout.reaches, strict=True)
+        None if recurrent else placement.mask(positions, reach, layout.page_size)
+        for placement, reach, recurrent in zip(placements, layout.reaches, layout.recurrent, strict=True)
     ]
     if model.features.polynomial_exp:  # attention in plain operations: to add is quicker than to choose
-        seen = [mx.where(mask, 0.0, mx.finfo(mx.float32).min) for mask in seen]
+        seen = [None if mask is None else mx.where(mask, 0.0, mx.finfo(mx.float32).min) for mask in seen]
     caches = [
-        TinyKvPagedStep(inputs["arrays"][kind][layer], placements[kind], positions, seen[kind], layout.page_size)
+        TinyKvPagedStep(
+            inputs["arrays"][kind][layer],
+            placements[kind],
+            positions,
+            seen[kind],
+            layout.page_size,
+            tuple(inputs["states"][kind][layer]) if layout.recurrent[kind] else None,
+        )
         for kind, layer in layout.layers
     ]
     logits = model(inputs["tokens"][:, None], positions, caches)[:, -1]
@@ -104,8 +113,11 @@ def paged_step(model: ModelForCausalLM, layout: Layout, inputs: Tree) -> Tree:
     sampler = Sampler(inputs["sampling"], layout.candidates)
     outputs = chosen(logits, sampler, history, inputs["index"], layout.logprobs)
     outputs["arrays"] = [list(layers) for layers in inputs["arrays"]]
+    outputs["states"] = [list(layers) for layers in inputs["states"]]
     for cache, (kind, layer) in zip(caches, layout.layers, strict=True):
         outputs["arrays"][kind][layer] = cache.arrays
+        if cache.state is not None:
+            outputs["states"][kind][layer] = list(cache.state)
     return outputs
 
 

@@ -6,7 +6,9 @@ the only one that may be shared, since those after it are fresh:
     held by one table, and the prefix index promises none of what will be overwritten    written in place
     otherwise                                                                            copied to a fresh page first
 
-So a sequence that goes on exactly where one ended, as the next turn of a chat does, takes over its last page.
+So a sequence that goes on exactly where one ended, as the next turn of a chat does, takes over its last page. A page
+with a state that the index knows is always copied: what is written to it later takes the place of the whole state.
+For the same reason the last, partial page of a sequence is published only when the sequence has ended.
 """
 
 from __future__ import annotations
@@ -68,6 +70,7 @@ class PageManager:
         self._prefill_chunk = prefill_chunk
         self._share = share
         self._allocators = [PageAllocator(kind.ceiling) for kind in self.kinds]
+        self._recurrent = any(kind.recurrent for kind in self.kinds)
         self._index = PrefixIndex(self.kinds, self._allocators, page_size, chain_hash)
         self._copies: list[Copy] = []
 
@@ -153,10 +156,12 @@ class PageManager:
         for kind, table in zip(self.kinds, tables.by_kind, strict=True):
             table.drop_before(kind.first_page(length, self.page_size))
 
-    def publish(self, tables: Tables, tokens: Sequence[int]) -> None:
+    def publish(self, tables: Tables, tokens: Sequence[int], *, ended: bool = False) -> None:
         """Let later sequences share what is computed.
 
-        `tokens` are the sequence's ids. Raises ValueError if they are fewer than `tables.length`.
+        `tokens` are the sequence's ids. Where there are states, that of a page which is not whole is shared only once
+        the sequence has `ended`: nothing is written to it any more, and it stands after `tables.length`. Raises
+        ValueError if the tokens are fewer than `tables.length`.
         """
         if len(tokens) < tables.length:
             raise ValueError(f"{len(tokens)} tokens do not name {tables.length} positions")
@@ -166,7 +171,8 @@ class PageManager:
         while path and path[-1].parent is None:  # a node leaves the index with all below it: the end of the path
             path.pop()
         node = path[-1] if path else self._index.root(tables.regime)
-        for index in range(len(path), self._pages(tables.length)):
+        whole = self._recurrent and not ended
+        for index in range(len(path), tables.length // size if whole else self._pages(tables.length)):
             content = tuple(tokens[index * size : min((index + 1) * size, tables.length)])
             pages = [table.pages[index] for table in tables.by_kind]
             node = self._index.put(node, content, pages)
@@ -179,11 +185,14 @@ class PageManager:
     def trim(self, tables: Tables, length: int) -> int:
         """Forget the positions from `length` on, and what is reserved. Returns the length that is left.
 
-        It is less than `length` where a window's earlier pages are gone: what follows is to be computed again. Never
-        does one kind hold a position that another one lacks. Raises ValueError if there are fewer than `length`.
+        It is less than `length` where a window's earlier pages are gone, or a state goes back to the end of a whole
+        page: what follows is to be computed again. Never does one kind hold a position that another one lacks.
+        Raises ValueError if there are fewer than `length`.
         """
         if not 0 <= length <= tables.length:
             raise ValueError(f"cannot trim {tables.length} positions to {length}")
+        if self._recurrent and length < tables.length:
+            length -= length % self.page_size
 
         def page_at(kind: int, index: int) -> int:
             indexed = tables.path[index].pages[kind] if index < len(tables.path) else PADDING
@@ -242,7 +251,7 @@ class PageManager:
         """Raise IntegrityError, saying what is wrong, unless `live` are all sequences and the books are right."""
         references = [Counter[int]() for _ in self.kinds]
         for tables in live:
-            for kind, table, held in zip(self.kinds, tables.by_kind, references, strict=True):
+            for number, (kind, table, held) in enumerate(zip(self.kinds, tables.by_kind, references, strict=True)):
                 held.update(table.live)
                 if len(set(table.live)) < len(table.live) or any(table.pages[: table.first]):
                     raise IntegrityError(f"a table holds a page twice, or one that it gave back: {table.pages}")
@@ -250,11 +259,20 @@ class PageManager:
                     raise IntegrityError(
                         f"a window's pages are gone before {table.first} at {tables.length} positions"
                     )
+                if kind.recurrent and tables.length:
+                    self._check_state(number, tables)
                 if len(table.pages) < self._pages(tables.length):
                     raise IntegrityError(f"{len(table.pages)} pages do not hold {tables.length} positions")
         self._index.check_integrity()
         for number, (allocator, held) in enumerate(zip(self._allocators, references, strict=True)):
             allocator.check_integrity(held, self._index.kept(number))
+
+    def _check_state(self, kind: int, tables: Tables) -> None:
+        """Raise IntegrityError if the index has a sequence's last state stand after other tokens than it does."""
+        index = (tables.length - 1) // self.page_size
+        node = self._index.node_of(kind, tables.by_kind[kind].page_at(index))
+        if node is not None and len(node.tokens) != tables.length - index * self.page_size:
+            raise IntegrityError(f"a state after {tables.length} positions is known as that after {node.tokens}")
 
     def _make_writable(self, kind: int, tables: Tables, missing: int) -> None:
         index, offset = divmod(tables.length, self.page_size)
@@ -266,7 +284,7 @@ class PageManager:
             node = self._index.node_of(kind, page)
             if node is None:
                 return
-            if len(node.tokens) <= offset:
+            if len(node.tokens) <= offset and not self.kinds[kind].recurrent:
                 tables.written[node] = None
                 return
             if allocator.available <= missing:  # a copy would have the page that it spares evicted

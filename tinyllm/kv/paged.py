@@ -1,8 +1,8 @@
 """The paged cache: keys and values of many sequences in one array a layer, handed out by the page.
 
 An array is (kv_heads, pages * page_size, head_dim), head by head, so that the pages of a sequence that happen to lie
-side by side are a view of it, and nothing is copied to read them. Which page belongs to whom is the `PageManager`'s
-business; here is what is done with the arrays.
+side by side are a view of it, and nothing is copied to read them. States are in arrays (1, pages, elements). Which
+page belongs to whom is the `PageManager`'s business; here is what is done with the arrays.
 
 An array is always passed on whole and rebound before it is evaluated: MLX writes in place only where nothing else,
 not even a view, holds the array that is written to.
@@ -19,6 +19,8 @@ from typing import NamedTuple
 from tinyllm._mx import mx
 from tinyllm.config.reach import Reach
 from tinyllm.errors import ContextLengthError
+from tinyllm.kv.cache import State
+from tinyllm.kv.kinds import StateForm
 from tinyllm.kv.manager import PageManager, Tables
 from tinyllm.kv.pages import BlockTable, PageKind
 from tinyllm.ops.attention import AttentionSpec, attention, keys_and_values, mask_of, seen_by, with_bias
@@ -31,23 +33,32 @@ _LEAST_GROWTH = 8  # pages
 class TinyKvPagedPool:
     """The pages of one kind of layer: `arrays` has of each of its `layers` one for the keys and one for the values.
 
-    Latent attention has one alone, in which both are. The arrays grow stepwise, as pages are handed out, up to the
-    manager's ceiling for this `kind`. Without a manager the pool has one of its own, and no ceiling.
+    Latent attention has one alone, in which both are; recurrent layers have one for each of `states`. The arrays grow
+    stepwise, as pages are handed out, up to the manager's ceiling for this `kind`. Without a manager the pool has one
+    of its own, and no ceiling.
     """
 
     def __init__(
-        self, page_size: int = PAGE_SIZE, *, layers: int = 1, manager: PageManager | None = None, kind: int = 0
+        self,
+        page_size: int = PAGE_SIZE,
+        *,
+        layers: int = 1,
+        manager: PageManager | None = None,
+        kind: int = 0,
+        states: Sequence[StateForm] = (),
     ) -> None:
         self.manager = manager or PageManager([PageKind(None, UNBOUNDED)], page_size=page_size, share=False)
         self.kind = kind
         self.page_size = page_size
         self.arrays: list[list[mx.array]] = []
+        self.states = tuple(states)
         self._layers = layers
+        self._slots = 1 if states else page_size  # of a page
 
     @property
     def pages(self) -> int:
         """How many pages the arrays hold."""
-        return self.arrays[0][0].shape[1] // self.page_size if self.arrays else 0
+        return self.arrays[0][0].shape[1] // self._slots if self.arrays else 0
 
     @property
     def flat(self) -> list[mx.array]:
@@ -74,7 +85,7 @@ class TinyKvPagedPool:
             return
         step = max(_LEAST_GROWTH, self.pages // 4)
         pages = min(max(needed, self.pages + step), self.manager.kinds[self.kind].ceiling)
-        added = (pages - self.pages) * self.page_size
+        added = (pages - self.pages) * self._slots
         self.arrays = self.arrays or [[] for _ in range(self._layers)]
         for arrays in self.arrays:
             for n, new in enumerate(like):
@@ -88,7 +99,7 @@ class TinyKvPagedPool:
     def copy_page(self, source: int, target: int) -> None:
         """Give page `target`, in every layer, what page `source` holds, and wait for it."""
         self.make_room(self.arrays[0])
-        size = self.page_size
+        size = self._slots
         for arrays in self.arrays:
             # Read apart from the write, and before it: a view of the array would have the whole of it copied.
             pages = [gather(array, mx.array([[source]]), size)[0] for array in arrays]
@@ -104,7 +115,7 @@ class TinyKvPagedPool:
         """
         for each, array in zip(new, self.arrays[layer], strict=True):
             done = 0
-            for slot, length in _runs(pages, start, each.shape[1], self.page_size):
+            for slot, length in _runs(pages, start, each.shape[1], self._slots):
                 array[:, slot : slot + length] = each[:, done : done + length]
                 done += length
 
@@ -113,7 +124,7 @@ class TinyKvPagedPool:
 
         A view where the pages lie side by side; else they are gathered.
         """
-        size = self.page_size
+        size = self._slots
         live, skipped = pages[start // size : -(-end // size)], start % size
         if _contiguous(live):
             first = live[0] * size + skipped
@@ -121,12 +132,31 @@ class TinyKvPagedPool:
         index = mx.array([list(live)])
         return [gather(array, index, size)[:, :, skipped : skipped + end - start] for array in self.arrays[layer]]
 
+    def write_state(self, layer: int, page: int, state: State) -> None:
+        """Put the arrays of a state (1, ...) into a page."""
+        for array, new in zip(self.arrays[layer], _flat(state), strict=True):
+            array[:, page : page + 1] = new[0]
+
+    def read_states(self, layer: int, pages: Sequence[int]) -> State:
+        """Return the arrays (rows, ...) of the states in one page for each row, which are yet to be evaluated.
+
+        Evaluate them before anything is written to: while an array is read, a write has the whole of it copied.
+        """
+        index = mx.array(list(pages))[:, None]
+        read = (gather(array, index, 1) for array in self.arrays[layer])
+        return tuple(each.reshape(len(pages), *form.shape) for each, form in zip(read, self.states, strict=True))
+
     def clear(self, pages: Sequence[int]) -> None:
         """Set these pages to zero."""
-        size = self.page_size
+        size = self._slots
         for array in self.flat:
             for page in pages:
                 array[:, page * size : (page + 1) * size] = mx.zeros((), dtype=array.dtype)
+
+
+def _flat(state: State) -> list[mx.array]:
+    """Return the arrays of states (rows, ...) as a pool has them: (rows, 1, 1, elements)."""
+    return [array.reshape(array.shape[0], 1, 1, -1) for array in state]
 
 
 def gather(array: mx.array, pages: mx.array, page_size: int) -> mx.array:
@@ -204,7 +234,8 @@ def carry_out_copies(pools: Sequence[TinyKvPagedPool]) -> None:
 class TinyKvPagedCache:
     """One layer's view of a sequence in a `pool`; alone, of a sequence of its own.
 
-    It holds positions from 0 to `offset`, of which a windowed kind gives back what no query will see again.
+    It holds positions from 0 to `offset`, of which a windowed kind gives back what no query will see again. A state
+    is read from its page when a sequence is taken up, and only written there from then on.
     """
 
     def __init__(self, pool: TinyKvPagedPool, layer: int = 0, sequence: PagedSequence | None = None) -> None:
@@ -212,6 +243,7 @@ class TinyKvPagedCache:
         self.offset = self.sequence.tables.length
         self._pool = pool
         self._layer = layer
+        self._state: State | None = None
 
     def attend(
         self, q: mx.array, k: mx.array | None, v: mx.array | None, spec: AttentionSpec, mask: mx.array | None = None
@@ -241,13 +273,52 @@ class TinyKvPagedCache:
         self._pool.write(self._layer, pages, start, [each[0] for each in new])
         self.offset = end
 
+    def pieces(self, seq: int) -> Sequence[int]:
+        """Return the lengths of pieces that end where pages do, so that there is a state at the end of each page.
+
+        Raises ContextLengthError if the pool has no pages left.
+        """
+        self.sequence.reserve(self.offset, self.offset + seq)
+        if self._state is not None:  # what the last call wrote is computed with what this one gives
+            self._state = tuple(mx.depends(list(self._state), self._pool.arrays[self._layer]))
+        size = self._pool.page_size
+        ends = [*range((self.offset // size + 1) * size, self.offset + seq, size), self.offset + seq]
+        return [end - start for start, end in pairwise([self.offset, *ends])]
+
+    def read_state(self) -> State | None:
+        """Return the state after the positions that are held, (1, ...) each; None where there is no position yet."""
+        if self._state is None and self.offset:
+            self._state = self._pool.read_states(self._layer, [self._page])
+            mx.eval(self._state)
+        return self._state
+
+    def write_state(self, state: State, length: int) -> None:
+        """Append `length` positions of one of `pieces`, which leave this state. Raises ValueError for a batch."""
+        if state[0].shape[0] != 1:
+            raise ValueError(f"a paged cache holds one sequence, not a batch of {state[0].shape[0]}")
+        self.offset += length
+        self._pool.make_room(_flat(state))
+        self._pool.write_state(self._layer, self._page, state)
+        self._state = state
+
+    def go_back(self, offset: int) -> None:
+        """Hold only the positions up to `offset`, as the sequence's tables do."""
+        self.offset = offset
+        self._state = None
+
+    @property
+    def _page(self) -> int:
+        """The page that holds the last position."""
+        return self.sequence.tables.by_kind[self._pool.kind].pages[(self.offset - 1) // self._pool.page_size]
+
 
 @dataclass(frozen=True)
 class Placement:
     """Where the rows of one decode step stand in the pool of one kind.
 
     `slots` (rows,) is where each row's token goes. Either the row is one and reads `span`, slots that it has side by
-    side, or `pages` (rows, n) are gathered. `first` (rows,) is the position of the first slot that is read.
+    side, or `pages` (rows, n) are gathered. `first` (rows,) is the position of the first slot that is read. Of
+    states, which are not read within a step, `slots` are the pages, and there is neither span nor pages.
     """
 
     slots: mx.array
@@ -276,6 +347,18 @@ class Places(NamedTuple):
     first: list[int]
     pages: list[list[int]] | None
     span: tuple[int, int] | None
+
+
+def find_slots(pool: TinyKvPagedPool, tables: Sequence[BlockTable], positions: Sequence[int], *, rows: int) -> Places:
+    """Find the pages of states: in `first` of those before tokens at `positions`, in `slots` of those after them.
+
+    The sequences have these `tables`. Of `rows`, those beyond `positions` are padding, which has page 0.
+    """
+    size, nobody = pool.page_size, [0] * (rows - len(tables))
+    at = list(zip(tables, positions, strict=True))
+    before = [table.pages[(position - 1) // size] for table, position in at]
+    after = [table.pages[position // size] for table, position in at]
+    return Places(after + nobody, before + nobody, None, None)
 
 
 def find_places(
@@ -313,7 +396,8 @@ class TinyKvPagedStep:
     """One layer's pool within one decode step of several rows, each of one token and of a sequence of its own.
 
     `arrays` are those of the pool after the write: whoever made the step puts them back. `positions` (rows,) are
-    those of the tokens, `seen` is what `Placement.mask` gives, or what is added to scores in its place.
+    those of the tokens, `seen` is what `Placement.mask` gives, or what is added to scores in its place. Of a
+    recurrent layer, `state` (rows, ...) is what each row's state is before the step, and then after it.
     """
 
     offset = None  # each row has its own
@@ -323,10 +407,12 @@ class TinyKvPagedStep:
         arrays: Sequence[mx.array],
         placement: Placement,
         positions: mx.array,
-        seen: mx.array,
+        seen: mx.array | None,
         page_size: int,
+        state: State | None = None,
     ) -> None:
         self.arrays = list(arrays)
+        self.state = state
         self._placement = placement
         self._positions = positions
         self._seen = seen
@@ -352,10 +438,25 @@ class TinyKvPagedStep:
         else:
             stored = [gather(array, placement.pages, size) for array in self.arrays]
         seen = self._seen if mask is None else mask
+        assert seen is not None
         if spec.bias is not None:
             query, key = self._positions[:, None, None], placement.keys(size)[:, None]
             seen = with_bias(spec.bias, query, key, seen, q.dtype)
         return attention(q, *keys_and_values(stored, spec), spec, seen)
+
+    def pieces(self, seq: int) -> Sequence[int]:
+        """Return the length of the only piece: a token."""
+        return [seq]
+
+    def read_state(self) -> State | None:
+        """Return each row's state before its token."""
+        return self.state
+
+    def write_state(self, state: State, length: int) -> None:
+        """Write the states (rows, ...) after the tokens."""
+        slots = self._placement.slots
+        self.arrays = [_written(array, slots, new) for array, new in zip(self.arrays, _flat(state), strict=True)]
+        self.state = state
 
 
 def _written(array: mx.array, slots: mx.array, new: mx.array) -> mx.array:

@@ -1,8 +1,10 @@
 """Who holds which page of a key/value pool: the allocator of a layer kind, and the block table of a sequence. No mlx.
 
-A page is room for the keys and values of `page_size` consecutive positions, in every layer of one kind. Its id says
-where in the kind's arrays it lies. Page 0 is the padding page: rows that fill up a batch write into it, nobody reads
-it, and it is never handed out, so that here 0 also stands for "no page".
+A page is room for the keys and values of `page_size` consecutive positions, in every layer of one kind; of recurrent
+layers it is room for one state, that after the last of these positions which is computed. So the pages of whole
+blocks hold the states at their ends, and going on from one of them never writes to it. A page's id says where in the
+kind's arrays it lies. Page 0 is the padding page: rows that fill up a batch write into it, nobody reads it, and it is
+never handed out, so that here 0 also stands for "no page".
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from tinyllm.config.reach import Reach
+from tinyllm.config.reach import Reach, State
 
 __all__ = [
     "PADDING",
@@ -52,6 +54,11 @@ class PageKind:
         """Whether no page is ever out of reach."""
         return self.reach is None or self.reach.held(1) is None
 
+    @property
+    def recurrent(self) -> bool:
+        """Whether a page holds a state, which is of use at one length only."""
+        return isinstance(self.reach, State)
+
     def first_page(self, length: int, page_size: int) -> int:
         """Return the index in a block table of the first page that the query at position `length` sees."""
         return 0 if self.reach is None else self.reach.first(length) // page_size
@@ -62,7 +69,8 @@ def readable_length(
 ) -> int:
     """Return the largest n up to `length` such that the query at position n finds every page that it sees.
 
-    `page_at(kind, index)` is the page there, or 0 if it is gone. Pages of a lasting kind are never gone.
+    `page_at(kind, index)` is the page there, or 0 if it is gone. Pages of a lasting kind are never gone. A state is
+    taken to stand after `length` positions, or those of the whole pages before it.
     """
     windowed = [(number, kind) for number, kind in enumerate(kinds) if not kind.lasting]
     while True:

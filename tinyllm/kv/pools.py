@@ -32,7 +32,7 @@ class KvPools:
         pages = [PageKind(kind.reach, n) for kind, n in zip(kinds, ceilings or [UNBOUNDED] * len(kinds), strict=True)]
         self.manager = PageManager(pages, page_size=page_size, prefill_chunk=prefill_chunk, share=share)
         self.pools = tuple(
-            TinyKvPagedPool(page_size, layers=kind.layers, manager=self.manager, kind=i)
+            TinyKvPagedPool(page_size, layers=kind.layers, manager=self.manager, kind=i, states=kind.states)
             for i, kind in enumerate(kinds)
         )
 
@@ -67,7 +67,8 @@ class PagedCaches(list[TinyKvPagedCache]):
     def trim(self, n: int) -> None:
         """Forget the last `n` positions.
 
-        Raises ValueError if there are fewer, or if a window's pages that the rest needs are gone already.
+        Raises ValueError if there are fewer, or if a window's pages that the rest needs are gone already. Where there
+        are states, these go back to the end of a page.
         """
         offset = self[0].offset
         if not 0 <= n <= offset:
@@ -76,9 +77,12 @@ class PagedCaches(list[TinyKvPagedCache]):
         manager.advance(tables, offset)
         left = manager.trim(tables, offset - n)
         for layer in self:
-            layer.offset = left
+            layer.go_back(left)
         if left != offset - n:
-            raise ValueError(f"cannot trim {n} of {offset} positions: a window has passed; {left} are left")
+            raise ValueError(
+                f"cannot trim {n} of {offset} positions: a window has passed, or a state is kept of whole pages"
+                f" alone; {left} are left"
+            )
 
     def fork(self) -> PagedCaches:
         """Return the caches of a second sequence that has the same positions; pages are shared until written to."""
@@ -90,4 +94,4 @@ class PagedCaches(list[TinyKvPagedCache]):
         """Give back all pages; the caches are empty then."""
         self._sequence.manager.release(self._sequence.tables)
         for layer in self:
-            layer.offset = 0
+            layer.go_back(0)

@@ -57,6 +57,7 @@ class PrefixIndex:
         self._kinds = kinds
         self._allocators = allocators
         self._page_size = page_size
+        self._recurrent = any(kind.recurrent for kind in kinds)
         self._hash = chain_hash
         self._roots: dict[str, Node] = {}
         self._by_key: dict[int, list[Node]] = {}
@@ -87,22 +88,22 @@ class PrefixIndex:
             path.append(child)
             node = child
         rest = tuple(tokens[start : min(limit, start + size)])
-        place = bisect_left(node.children, rest, key=_tokens)
-        hits = [self._readable([*path, end], start + _common(end.tokens, rest)) for end in _beside(node, place)]
+        hits = [self._readable([*path, end], start + count) for end, count in self._ends(node, rest)]
         return max([*hits, self._readable(path, start)], key=lambda hit: hit[1])
 
     def put(self, parent: Node, tokens: tuple[int, ...], pages: Sequence[int]) -> Node:
         """Say that `pages`, one a kind, hold `tokens`, after those up to `parent`; return the node that finds them.
 
         `parent` is a root or a whole page. A node that has the tokens already keeps its pages, and gets those that it
-        lacks; one that has more tokens is left alone; one that has these very pages, and fewer tokens, grows.
+        lacks; one that has more tokens is left alone, but where there are states, since it has another one; one that
+        has these very pages, and fewer tokens, grows.
         """
         named = (self.node_of(kind, page) for kind, page in enumerate(pages))
         owners = [owner for owner in dict.fromkeys(named) if owner is not None]
         node = self._find(parent, tokens)
         if node is None:
             place = bisect_left(parent.children, tokens, key=_tokens)
-            for longer in parent.children[place : place + 1]:
+            for longer in [] if self._recurrent else parent.children[place : place + 1]:
                 if longer.tokens[: len(tokens)] == tokens:
                     return longer
             node = next((owner for owner in owners if self._continues(owner, parent, tokens, pages)), None)
@@ -190,6 +191,17 @@ class PrefixIndex:
     def _find(self, parent: Node, tokens: tuple[int, ...]) -> Node | None:
         same = self._by_key.get(self._hash((parent.key, tokens)), ())
         return next((node for node in same if node.parent is parent and node.tokens == tokens), None)
+
+    def _ends(self, parent: Node, rest: tuple[int, ...]) -> list[tuple[Node, int]]:
+        """Return pages that may hold the first of some tokens after a parent's, and how many of them each holds.
+
+        A state is of use after all tokens of its page alone.
+        """
+        if self._recurrent:
+            shorter = (self._find(parent, rest[:count]) for count in range(len(rest), 0, -1))
+            return [(node, len(node.tokens)) for node in shorter if node is not None]
+        place = bisect_left(parent.children, rest, key=_tokens)
+        return [(node, _common(node.tokens, rest)) for node in _beside(parent, place)]
 
     def _readable(self, nodes: list[Node], length: int) -> tuple[list[Node], int]:
         length = readable_length(length, self._kinds, self._page_size, lambda kind, i: nodes[i].pages[kind])
