@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tinyllm.config.reach import Chunk, Reach, State, Strided, Window
 from tinyllm.engine.scheduler import Scheduler, Sequence, Work
 from tinyllm.errors import ContextLengthError
 from tinyllm.kv.manager import PageManager, Tables
@@ -24,15 +25,32 @@ STOP = 0
 SPOILT = -1  # what NaN is to a network: what has read it becomes it
 ZERO = -2  # what a page holds that was zeroed: nobody may read it
 
-Windows = tuple[int | None, ...]
+Reaches = tuple[Reach | None, ...]
+REACHES = st.one_of(
+    st.none(), st.builds(Window, st.integers(1, 9)), st.builds(Chunk, st.integers(1, 9)), st.just(State())
+)
+# A setup's kinds of layers, and which are drawn as often as the first ones.
+DRAWN: list[Reaches] = [
+    (None,),
+    (None, Window(5)),
+    (Window(3), None),
+    (None, Window(9), Window(4)),
+    (Window(6),),
+    (Chunk(7),),
+    (None, Chunk(5)),
+    (Strided(3, 4), Window(5)),
+    (None, State()),
+    (State(), Window(5), None),
+    (State(),),
+]
 Places = list[list[int]]  # the pages of one sequence, of each kind of layer
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What is simulated: for each kind of layer its window, and how many pages there are."""
+    """What is simulated: for each kind of layer what it sees, and how many pages there are."""
 
-    windows: Windows = (None,)
+    reaches: Reaches = (None,)
     ceilings: tuple[int, ...] = (20,)
     page_size: int = 4
     max_rows: int = 4
@@ -42,10 +60,10 @@ class Setup:
     @staticmethod
     def drawn(rng: Random) -> Setup:
         """A setup in which pages are short."""
-        windows = rng.choice([(None,), (None, 5), (3, None), (None, 9, 4), (6,)])
+        reaches = rng.choice(DRAWN)
         return Setup(
-            windows,
-            tuple(rng.randint(6, 24) for _ in windows),
+            reaches,
+            tuple(rng.randint(6, 24) for _ in reaches),
             page_size=rng.randint(2, 5),
             max_rows=rng.randint(1, 6),
             prefill_chunk=rng.randint(1, 9),
@@ -58,16 +76,29 @@ def value_of(token: int, seen: tuple[tuple[int, ...], ...]) -> int:
     return SPOILT if any(SPOILT in values for values in seen) else hash((token, seen)) & 0xFFFFFFFF
 
 
-def first_seen(position: int, window: int | None) -> int:
-    return 0 if window is None else max(0, position - window + 1)
+def state_after(token: int, before: tuple[int, ...]) -> int:
+    """What a recurrent layer makes of a token and of its state before, if there is one."""
+    return SPOILT if SPOILT in before else hash((before, token)) & 0xFFFFFFFF
 
 
-def alone(windows: Windows, prompt: tuple[int, ...], max_new: int) -> list[int]:
+def seen_before(position: int, reach: Reach | None) -> list[int]:
+    """Return the positions before its own that the query at `position` sees."""
+    return [at for at in range(position) if reach is None or reach.sees(position, at)]
+
+
+def alone(reaches: Reaches, prompt: tuple[int, ...], max_new: int) -> list[int]:
     """The reference: how a model answers that has no pages."""
     ids = list(prompt)
     values: list[int] = []
+    states: list[int] = []
     for position, token in enumerate(ids):  # it grows as we go
-        values.append(value_of(token, tuple(tuple(values[first_seen(position, window) :]) for window in windows)))
+        state = tuple(states[-1:])
+        seen = (
+            state if isinstance(reach, State) else tuple(values[at] for at in seen_before(position, reach))
+            for reach in reaches
+        )
+        values.append(value_of(token, tuple(seen)))
+        states.append(state_after(token, state))
         if position >= len(prompt) - 1:
             ids.append(values[-1] % VOCABULARY)
             if ids[-1] == STOP or len(ids) == len(prompt) + max_new:
@@ -76,13 +107,16 @@ def alone(windows: Windows, prompt: tuple[int, ...], max_new: int) -> list[int]:
 
 
 class Device:
-    """A model that computes through tables, and what it has written: by kind, page and offset."""
+    """A model that computes through tables, and what it has written: by kind, page and offset.
+
+    A page of a recurrent kind has one state, and how many tokens this is of.
+    """
 
     def __init__(self, setup: Setup, manager: PageManager) -> None:
-        self._windows = setup.windows
+        self._reaches = setup.reaches
         self._size = setup.page_size
         self._manager = manager
-        self._contents: list[dict[int, list[int]]] = [{} for _ in setup.windows]
+        self._contents: list[dict[int, list[int]]] = [{} for _ in setup.reaches]
 
     def compute(self, places: Places, start: int, ids: Ids[int], *, spoil: bool = False) -> int:
         """Feed `ids` from position `start` on; return what is computed of the last one, spoilt if asked for."""
@@ -90,12 +124,17 @@ class Device:
             self._contents[copy.kind][copy.target] = list(self._contents[copy.kind][copy.source])
         value = SPOILT
         for position, token in enumerate(ids, start):
-            value = value_of(token, tuple(self._seen(places, kind, position) for kind in range(len(places))))
+            seen = tuple(self._seen(places, kind, position) for kind in range(len(places)))
+            value = value_of(token, seen)
             if spoil and position == start + len(ids) - 1:
                 value = SPOILT
-            for pages, contents in zip(places, self._contents, strict=True):
+            for kind, (pages, contents) in enumerate(zip(places, self._contents, strict=True)):
                 page = contents.setdefault(pages[position // self._size], [ZERO] * self._size)
-                page[position % self._size] = value
+                if isinstance(self._reaches[kind], State):
+                    state = SPOILT if value == SPOILT else state_after(token, seen[kind])
+                    page[:] = [position + 1, state]
+                else:
+                    page[position % self._size] = value
         return value
 
     def zero(self, freed: Ids[Ids[int]]) -> None:
@@ -109,10 +148,13 @@ class Device:
 
     def _seen(self, places: Places, kind: int, position: int) -> tuple[int, ...]:
         pages, contents, size = places[kind], self._contents[kind], self._size
-        seen = [
-            contents[pages[at // size]][at % size]
-            for at in range(first_seen(position, self._windows[kind]), position)
-        ]
+        if isinstance(self._reaches[kind], State):
+            if not position:
+                return ()
+            length, state = contents[pages[(position - 1) // size]]
+            assert length == position, "read a state of other tokens"
+            return (state,)
+        seen = [contents[pages[at // size]][at % size] for at in seen_before(position, self._reaches[kind])]
         assert ZERO not in seen, "read where nothing was written"
         return tuple(seen)
 
@@ -121,7 +163,7 @@ class Simulation:
     """An engine in small, with one token computed ahead where that can be had. `counts` says what has happened."""
 
     def __init__(self, setup: Setup, rng: Random | None = None) -> None:
-        kinds = [PageKind(window, ceiling) for window, ceiling in zip(setup.windows, setup.ceilings, strict=True)]
+        kinds = [PageKind(reach, ceiling) for reach, ceiling in zip(setup.reaches, setup.ceilings, strict=True)]
         self.manager = PageManager(
             kinds, page_size=setup.page_size, prefill_chunk=setup.prefill_chunk, share=setup.share
         )
@@ -222,7 +264,7 @@ class Simulation:
         if row.ids[-1] != STOP and row.generated < row.max_new:
             return True
         self.scheduler.finish(row)
-        assert row.emitted == alone(self.setup.windows, *self._asked.pop(row.id)), (
+        assert row.emitted == alone(self.setup.reaches, *self._asked.pop(row.id)), (
             f"request {row.id} is answered wrong"
         )
         self.answers[row.id] = row.emitted
@@ -276,12 +318,12 @@ def simulate(rng: Random, steps: int, episode: int = 300) -> Counter[str]:
     return counts
 
 
-def lasting_prompts(windows: Windows, length: int, max_new: int, count: int) -> list[tuple[int, ...]]:
+def lasting_prompts(reaches: Reaches, length: int, max_new: int, count: int) -> list[tuple[int, ...]]:
     """Return prompts whose answers do not stop early."""
     rng, found = Random(0), set[tuple[int, ...]]()
     while len(found) < count:
         prompt = tuple(rng.choices(range(VOCABULARY), k=length))
-        if len(alone(windows, prompt, max_new)) == max_new:
+        if len(alone(reaches, prompt, max_new)) == max_new:
             found.add(prompt)
     return sorted(found)
 
@@ -296,8 +338,8 @@ def test_each_answer_is_the_one_given_alone_whatever_happens() -> None:
 @settings(max_examples=60)
 @given(
     st.builds(
-        lambda kinds, **rest: Setup(tuple(window for window, _ in kinds), tuple(pages for _, pages in kinds), **rest),
-        st.lists(st.tuples(st.none() | st.integers(1, 9), st.integers(12, 24)), min_size=1, max_size=3),
+        lambda kinds, **rest: Setup(tuple(reach for reach, _ in kinds), tuple(pages for _, pages in kinds), **rest),
+        st.lists(st.tuples(REACHES, st.integers(12, 24)), min_size=1, max_size=3),
         page_size=st.integers(1, 5),
         max_rows=st.integers(1, 5),
         prefill_chunk=st.integers(1, 9),
@@ -327,7 +369,7 @@ def test_sixteen_distinct_prompts_at_once_get_each_their_own_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    "setup", [Setup((None,), (8,)), Setup((None, 5), (8, 30)), Setup((None,), (8,), share=False)]
+    "setup", [Setup((None,), (8,)), Setup((None, Window(5)), (8, 30)), Setup((None,), (8,), share=False)]
 )
 @pytest.mark.parametrize("rng", [None, Random(5)], ids=["", "ahead"])
 def test_two_requests_that_need_a_page_too_many_answer_as_alone_and_a_larger_one_is_refused(
@@ -335,11 +377,11 @@ def test_two_requests_that_need_a_page_too_many_answer_as_alone_and_a_larger_one
 ) -> None:
     """Fault 39: of 7 pages of 4 tokens, both need 4."""
     simulation = Simulation(setup, rng)
-    prompts = lasting_prompts(setup.windows, 5, 12, 2)
+    prompts = lasting_prompts(setup.reaches, 5, 12, 2)
     ids = [simulation.add(prompt, 12) for prompt in prompts]
     with pytest.raises(ContextLengthError, match=r"take 29 of the KV cache, and it holds 28:"):
         simulation.add(tuple(range(20)), 10)
-    assert simulation.run() == {i: alone(setup.windows, prompt, 12) for i, prompt in zip(ids, prompts, strict=True)}
+    assert simulation.run() == {i: alone(setup.reaches, prompt, 12) for i, prompt in zip(ids, prompts, strict=True)}
     assert simulation.counts["preempted"] > 0
 
 
@@ -389,10 +431,10 @@ def test_one_that_waits_for_the_same_prompt_shares_what_the_first_has_computed()
     assert starts == [(1, 0), (1, 6), (2, 10)]
 
 
-@pytest.mark.parametrize("windows", [(None,), (None, 5)], ids=str)
-def test_a_prompt_that_goes_on_from_an_answer_shares_all_that_was_computed(windows: Windows) -> None:
-    simulation = Simulation(Setup(windows, (20,) * len(windows)))
-    [prompt] = lasting_prompts(windows, 6, 9, 1)
+@pytest.mark.parametrize("reaches", [(None,), (None, Window(5))], ids=str)
+def test_a_prompt_that_goes_on_from_an_answer_shares_all_that_was_computed(reaches: Reaches) -> None:
+    simulation = Simulation(Setup(reaches, (20,) * len(reaches)))
+    [prompt] = lasting_prompts(reaches, 6, 9, 1)
     request_id = simulation.add(prompt, 9)
     said = (*prompt, *simulation.run()[request_id])
     simulation.add((*said, 1, 2), 1)
@@ -413,8 +455,8 @@ def test_an_answer_that_is_still_under_way_is_shared_by_the_page() -> None:
 
 
 def test_a_long_prompt_takes_no_more_room_of_a_window_than_the_window() -> None:
-    simulation = Simulation(Setup((None, 5), (40, 10)))
-    for prompt in lasting_prompts((None, 5), 60, 9, 2):  # 15 pages; of the window 4, of which there are 9
+    simulation = Simulation(Setup((None, Window(5)), (40, 10)))
+    for prompt in lasting_prompts((None, Window(5)), 60, 9, 2):  # 15 pages; of the window 4, of which there are 9
         simulation.add(prompt, 9)
     works = [simulation.step() for _ in range(11)]
     assert [row.id for row in works[-1].decode] == [1]

@@ -1,7 +1,7 @@
 """Whatever sequences do to each other's pages, each reads what it would have computed alone.
 
 `World` plays the device: a page is a list of cells, and what is written at a position is all tokens up to it, which
-is what keys and values there depend on.
+is what keys and values there depend on. A page of a recurrent kind has one such cell, that of the last position.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tinyllm.config.reach import Chunk, Reach, State, Strided, Window
 from tinyllm.kv.manager import Copy, PageManager, Tables
 from tinyllm.kv.pages import IntegrityError, PageKind
 from tinyllm.kv.prefix import ChainHash
@@ -70,7 +71,8 @@ class World:
         for position in range(sequence.tables.length, end):
             index, offset = divmod(position, self.page_size)
             for kind, table in enumerate(sequence.tables.by_kind):
-                self.page(kind, table.pages[index])[offset] = POISON if poison else sequence.cell(position)
+                page, at = self.page(kind, table.pages[index]), 0 if self.kinds[kind].recurrent else offset
+                page[at] = POISON if poison else sequence.cell(position)
 
     def poisoned(self) -> set[tuple[int, int]]:
         every = ((kind, page, cells) for kind, pages in enumerate(self.contents) for page, cells in pages.items())
@@ -80,9 +82,10 @@ class World:
         for sequence in self.live:
             length = sequence.tables.length
             for number, (kind, table) in enumerate(zip(self.kinds, sequence.tables.by_kind, strict=True)):
-                for position in range(0 if kind.window is None else max(0, length - kind.window + 1), length):
+                for position in range(0 if kind.reach is None else kind.reach.first(length), length):
                     page = self.page(number, table.pages[position // self.page_size])
-                    assert page[position % self.page_size] == sequence.cell(position)
+                    at = 0 if kind.recurrent else position % self.page_size
+                    assert page[at] == sequence.cell(position)
 
     def check(self) -> None:
         self.manager.check_integrity([sequence.tables for sequence in self.live])
@@ -128,6 +131,7 @@ class World:
         sequence.reserved = 0
 
     def fork(self, sequence: Sequence) -> Sequence:
+        sequence.reserved = 0
         self.live.append(Sequence(list(sequence.tokens), self.manager.fork(sequence.tables)))
         return self.live[-1]
 
@@ -162,12 +166,18 @@ class World:
 
 
 Step = tuple[int, int, int]
-KINDS = {
+KINDS: dict[str, tuple[Reach | None, ...]] = {
     "full": (None,),
-    "windowed": (5,),
-    "window of one": (1,),
-    "full and windowed": (None, 3),
-    "three": (None, 7, 2),
+    "windowed": (Window(5),),
+    "window of one": (Window(1),),
+    "full and windowed": (None, Window(3)),
+    "three": (None, Window(7), Window(2)),
+    "chunked": (Chunk(5),),
+    "full and chunked": (None, Chunk(3)),
+    "strided and windowed": (Strided(2, 3), Window(4)),
+    "states": (State(),),
+    "full and states": (None, State()),
+    "states and two more": (State(), Window(3), None),
 }
 
 
@@ -196,6 +206,8 @@ def apply(world: World, step: Step, known: list[list[int]]) -> None:
     elif action < 16 and len(world.live) < 5:
         world.fork(sequence)
     elif action < 19:
+        if b % 3:
+            world.manager.publish(sequence.tables, sequence.tokens, ended=True)
         world.release(sequence)
     elif action < 20:
         end = sequence.tables.length + 1 + b % CHUNK
@@ -223,7 +235,7 @@ def constant(link: object) -> int:
     return 41
 
 
-@pytest.mark.parametrize("windows", KINDS.values(), ids=KINDS.keys())
+@pytest.mark.parametrize("reaches", KINDS.values(), ids=KINDS.keys())
 @given(
     steps=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 99), st.integers(0, 999)), max_size=80),
     page_size=st.integers(1, 4),
@@ -233,27 +245,27 @@ def constant(link: object) -> int:
 )
 @settings(max_examples=60)
 def test_each_sequence_reads_what_it_would_have_computed_alone(
-    windows: tuple[int | None, ...],
+    reaches: tuple[Reach | None, ...],
     steps: list[Step],
     page_size: int,
     ceiling: int,
     share: bool,
     chain_hash: ChainHash,
 ) -> None:
-    world = World([PageKind(window, ceiling) for window in windows], page_size, share, chain_hash)
+    world = World([PageKind(reach, ceiling) for reach in reaches], page_size, share, chain_hash)
     known: list[list[int]] = []
     for step in steps:
         apply(world, step, known)
     finish(world)
 
 
-@pytest.mark.parametrize("windows", KINDS.values(), ids=KINDS.keys())
+@pytest.mark.parametrize("reaches", KINDS.values(), ids=KINDS.keys())
 @pytest.mark.parametrize("page_size, ceiling", [(1, 9), (2, 12), (3, 9), (4, 6), (4, 40)])
 def test_a_long_walk_reads_what_it_would_have_computed(
-    windows: tuple[int | None, ...], page_size: int, ceiling: int
+    reaches: tuple[Reach | None, ...], page_size: int, ceiling: int
 ) -> None:
-    rng = random.Random(f"{windows} {page_size} {ceiling}")
-    world = World([PageKind(window, ceiling) for window in windows], page_size)
+    rng = random.Random(f"{reaches} {page_size} {ceiling}")
+    world = World([PageKind(reach, ceiling) for reach in reaches], page_size)
     known: list[list[int]] = []
     for _ in range(400):
         apply(world, (rng.randrange(21), rng.randrange(100), rng.randrange(1000)), known)
@@ -267,7 +279,7 @@ def letters(text: str) -> list[int]:
 
 def test_fault_36_full_and_windowed_kinds_are_trimmed_and_found_together() -> None:
     """A long prompt, then a short prefix of it: no kind has positions that another one lacks."""
-    world = World([PageKind(None, 40), PageKind(6, 40)])
+    world = World([PageKind(None, 40), PageKind(Window(6), 40)])
     sequence = world.open(letters("abcdefghijklmnopqrstuvwxyz"))
     assert world.compute_all(sequence)
     assert [table.first for table in sequence.tables.by_kind] == [0, 5]
@@ -284,7 +296,7 @@ def test_fault_36_full_and_windowed_kinds_are_trimmed_and_found_together() -> No
 
 
 def test_fault_36_where_a_windows_pages_are_gone_all_kinds_go_back_to_where_none_is() -> None:
-    world = World([PageKind(None, 40), PageKind(6, 40)], share=False)
+    world = World([PageKind(None, 40), PageKind(Window(6), 40)], share=False)
     sequence = world.open(letters("abcdefghijklmnopqrstuvwxyz"))
     assert world.compute_all(sequence)
     world.trim(sequence, 10)
@@ -296,18 +308,19 @@ def test_fault_36_where_a_windows_pages_are_gone_all_kinds_go_back_to_where_none
 
 
 @pytest.mark.parametrize("text", ["abcdefghij", "abcdefgh", "abcd", "abc", "a"])
-@pytest.mark.parametrize("windows", KINDS.values(), ids=KINDS.keys())
-def test_fault_37_an_exact_repeat_still_computes_its_last_token(text: str, windows: tuple[int | None, ...]) -> None:
-    world = World([PageKind(window, 20) for window in windows])
+@pytest.mark.parametrize("reaches", KINDS.values(), ids=KINDS.keys())
+def test_fault_37_an_exact_repeat_still_computes_its_last_token(text: str, reaches: tuple[Reach | None, ...]) -> None:
+    world = World([PageKind(reach, 20) for reach in reaches])
     assert world.run(text).tables.length == 0
+    found = (len(text) - 1) // 4 * 4 if State() in reaches else len(text) - 1  # states are at the ends of pages
     for _ in range(3):
-        assert world.run(text).tables.length == len(text) - 1
-    assert (world.manager.hit_tokens, world.manager.asked_tokens) == (3 * len(text) - 3, 4 * len(text))
+        assert world.run(text).tables.length == found
+    assert (world.manager.hit_tokens, world.manager.asked_tokens) == (3 * found, 4 * len(text))
 
 
 @pytest.mark.parametrize("share", [True, False])
 def test_fault_40_fifty_sequences_that_are_given_up_leave_all_pages_available(share: bool) -> None:
-    world = World([PageKind(None, 12), PageKind(5, 9)], share=share)
+    world = World([PageKind(None, 12), PageKind(Window(5), 9)], share=share)
     for i in range(50):
         sequence = world.open(letters("abcdefgh" + chr(ord("a") + i % 20) * (i % 7)))
         assert world.compute(sequence, min(len(sequence.tokens), sequence.tables.length + 1 + i % CHUNK))
@@ -323,7 +336,7 @@ def test_fault_40_fifty_sequences_that_are_given_up_leave_all_pages_available(sh
 
 @pytest.mark.parametrize("ceiling", [4, 40])
 def test_fault_41_with_one_hash_for_all_each_reads_its_own(ceiling: int) -> None:
-    world = World([PageKind(None, ceiling), PageKind(3, ceiling)], chain_hash=constant)
+    world = World([PageKind(None, ceiling), PageKind(Window(3), ceiling)], chain_hash=constant)
     for text in ["abcdefgh", "efghabcd", "hgfedcbax", "abcdabcd", "abcdefgh"]:
         world.run(text)
 
@@ -360,7 +373,7 @@ def test_a_page_of_which_fewer_tokens_are_wanted_is_copied_and_stays_known() -> 
 
 
 def test_a_page_that_is_copied_in_one_kind_and_written_in_place_in_another_is_published_as_both() -> None:
-    world = World([PageKind(None, 20), PageKind(2, 20)])
+    world = World([PageKind(None, 20), PageKind(Window(2), 20)])
     first = world.open(letters("abcdefghij"))
     assert world.compute(first, 6)
     assert world.compute(first, 10, tokens=False)  # the second page is behind the window, and known up to `f`
@@ -385,7 +398,7 @@ def test_a_last_page_is_not_copied_where_that_would_cost_the_page_itself() -> No
 
 
 def test_a_fork_goes_its_own_way_and_what_was_reserved_stays_behind() -> None:
-    world = World([PageKind(None, 20), PageKind(3, 20)])
+    world = World([PageKind(None, 20), PageKind(Window(3), 20)])
     sequence = world.open(letters("abcdef"))
     assert world.compute_all(sequence) and world.reserve(sequence, 14)
     fork = world.fork(sequence)
@@ -409,10 +422,10 @@ def test_nothing_is_copied_for_what_is_computed_already() -> None:
 
 
 def test_pages_behind_a_window_stay_in_the_index_where_they_are_published_in_time() -> None:
-    world = World([PageKind(None, 40), PageKind(5, 40)])
+    world = World([PageKind(None, 40), PageKind(Window(5), 40)])
     world.run("the same beginning, one end")
     assert world.run("the same beginning, another").tables.length == 20
-    late = World([PageKind(None, 40), PageKind(5, 40)])
+    late = World([PageKind(None, 40), PageKind(Window(5), 40)])
     sequence = late.open(letters("the same beginning, one end"))
     while sequence.tables.length < len(sequence.tokens):
         assert late.compute(sequence, min(sequence.tables.length + CHUNK, len(sequence.tokens)), tokens=False)
@@ -424,9 +437,15 @@ def test_pages_behind_a_window_stay_in_the_index_where_they_are_published_in_tim
     "kinds, tokens",
     [
         ([PageKind(None, 10)], 36),
-        ([PageKind(None, 10), PageKind(5, 4)], 36),  # 4 positions and a chunk of 5: three pages, however they lie
-        ([PageKind(None, 10), PageKind(6, 4)], 12),
-        ([PageKind(5, 4), PageKind(1, 3)], sys.maxsize),
+        (
+            [PageKind(None, 10), PageKind(Window(5), 4)],
+            36,
+        ),  # 4 positions and a chunk of 5: three pages, however they lie
+        ([PageKind(None, 10), PageKind(Window(6), 4)], 12),
+        ([PageKind(Window(5), 4), PageKind(Window(1), 3)], sys.maxsize),
+        ([PageKind(None, 10), PageKind(Chunk(5), 4)], 36),
+        ([PageKind(Chunk(5), 4)], sys.maxsize),
+        ([PageKind(Strided(2, 3), 10)], 36),
     ],
 )
 def test_capacity_is_what_a_lone_sequence_can_always_hold(kinds: list[PageKind], tokens: int) -> None:
@@ -441,7 +460,7 @@ def test_capacity_is_what_a_lone_sequence_can_always_hold(kinds: list[PageKind],
 
 
 def test_what_a_lone_sequence_cannot_hold_is_not_reserved() -> None:
-    world = World([PageKind(3, 10), PageKind(None, 10)])
+    world = World([PageKind(Window(3), 10), PageKind(None, 10)])
     sequence = world.open([7] * 36)
     assert world.compute_all(sequence)
     assert world.manager.missing(sequence.tables, 37) == (1, 1)
@@ -515,4 +534,95 @@ def test_a_sequence_that_is_forgotten_or_counted_twice_is_noticed() -> None:
         world.manager.check_integrity([sequence.tables, sequence.tables])
     sequence.tables.length = 99
     with pytest.raises(IntegrityError, match="do not hold 99 positions"):
+        world.check()
+
+
+# ---------------------------------------------------------------- states
+
+
+def with_states(share: bool = True) -> World:
+    return World([PageKind(None, 40), PageKind(State(), 40)], share=share)
+
+
+def end(world: World, text: str) -> Sequence:
+    """Compute a text to its end, as a request that is answered is; return the sequence as it was opened."""
+    sequence = world.open(letters(text))
+    found = Sequence(sequence.tokens, Tables((), "", sequence.tables.length))
+    assert world.compute_all(sequence)
+    world.manager.publish(sequence.tables, sequence.tokens, ended=True)
+    world.check()
+    world.release(sequence)
+    return found
+
+
+def test_a_state_is_found_at_the_ends_of_pages_and_where_its_sequence_ended() -> None:
+    world = with_states()
+    assert end(world, "abcdefghij").tables.length == 0
+    assert world.run("abcdefghijk").tables.length == 10
+    assert world.run("abcdefghiX").tables.length == 8  # keys of "i" are there, but no state after it
+    assert world.run("abcdefghij").tables.length == 8
+    assert world.run("abcdef").tables.length == 4
+    assert world.run("abc").tables.length == 0
+
+
+def test_ends_of_several_sequences_are_found_below_one_page() -> None:
+    world = with_states()
+    for text in ("abcdefg", "abcdez", "abcdefz", "abcdef"):
+        end(world, text)
+    found = {text: world.run(text).tables.length for text in ("abcdefgX", "abcdefX", "abcdezX", "abcdefzX", "abcdX")}
+    assert found == {"abcdefgX": 7, "abcdefX": 6, "abcdezX": 6, "abcdefzX": 7, "abcdX": 4}
+
+
+def test_who_goes_on_from_a_state_leaves_it_to_others() -> None:
+    world = with_states()
+    end(world, "abcdef")
+    first, second = world.open(letters("abcdefgh")), world.open(letters("abcdefXY"))
+    assert first.tables.length == second.tables.length == 6
+    assert world.compute(first, 7) and world.compute(second, 7)
+    world.read()
+    world.check()
+    assert world.run("abcdefZ").tables.length == 6
+
+
+def test_what_goes_on_is_not_found_in_the_middle_of_a_page() -> None:
+    """Its next token would take the place of the state."""
+    world = with_states()
+    sequence = world.open(letters("abcdefgh"))
+    assert world.compute(sequence, 6)
+    assert world.open(letters("abcdefg")).tables.length == 4
+
+
+def test_a_trim_goes_back_to_the_end_of_a_page() -> None:
+    world = with_states()
+    sequence = world.open(letters("abcdefghijklmn"))
+    assert world.compute_all(sequence)
+    for length, left in ((14, 14), (13, 12), (11, 8), (3, 0)):
+        world.trim(sequence, length)
+        assert sequence.tables.length == left
+        world.read()
+        world.check()
+    assert world.compute_all(sequence)
+    world.read()
+
+
+def test_without_an_index_only_the_last_page_is_held() -> None:
+    world = with_states(share=False)
+    sequence = world.open(letters("abcdefghijklmn"))
+    for length, held in ((4, 1), (5, 1), (8, 1), (14, 1)):
+        assert world.compute(sequence, length)
+        assert len(sequence.tables.by_kind[1].live) == held
+    fork = world.fork(sequence)
+    sequence.tokens += letters("op")
+    fork.tokens += letters("OP")
+    assert world.compute(sequence, 16) and world.compute(fork, 16)
+    world.read()
+    world.check()
+
+
+def test_a_state_that_the_index_promises_elsewhere_is_noticed() -> None:
+    world = with_states()
+    end(world, "abcdef")
+    sequence = world.open(letters("abcdefgh"))
+    sequence.tables.length = 7
+    with pytest.raises(IntegrityError, match="a state after 7 positions is known as that after"):
         world.check()

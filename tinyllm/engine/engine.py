@@ -216,8 +216,7 @@ class Engine:
             elif sequence.id in self._requests:
                 news.append(self._accept_row(sequence, chosen))
             else:
-                self.scheduler.accepted(sequence, chosen.token)  # what it has written is known then to be there
-                self.scheduler.finish(sequence)
+                self.scheduler.cancel(sequence.id)
                 self._memory.forget(sequence.id)
         return news
 

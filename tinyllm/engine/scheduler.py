@@ -194,10 +194,11 @@ class Scheduler:
         sequence.ids.append(token)
 
     def finish(self, sequence: Sequence) -> None:
-        """Let an active sequence go. What is computed of it stays for others to share, until its pages are needed."""
-        self._active.remove(sequence)
-        self._manager.publish(sequence.tables, sequence.ids, ended=True)
-        self._release(sequence)
+        """Let an active sequence go that has its answer; no step of it is under way.
+
+        What is computed of it stays for others to share, until its pages are needed.
+        """
+        self._let_go(sequence, ended=True)
 
     def drop(self, sequence: Sequence) -> tuple[tuple[int, ...], ...]:
         """Let an active sequence go whose numbers are spoilt: nothing of it stays.
@@ -213,7 +214,7 @@ class Scheduler:
         """Let a request go, wherever it is; one that is over already is no error."""
         self._waiting = deque(sequence for sequence in self._waiting if sequence.id != request_id)
         for sequence in [sequence for sequence in self._active if sequence.id == request_id]:
-            self.finish(sequence)
+            self._let_go(sequence, ended=False)
 
     def check_invariants(self) -> None:
         """Raise IntegrityError, saying what is wrong, unless the books are right."""
@@ -294,9 +295,15 @@ class Scheduler:
 
     def _preempt_youngest(self) -> int:
         sequence = self._active[-1]
-        self.finish(sequence)
+        self._let_go(sequence, ended=False)
         self._waiting.appendleft(sequence)
         return sequence.id
+
+    def _let_go(self, sequence: Sequence, *, ended: bool) -> None:
+        """Take an active sequence's pages back, indexed. Unless it `ended`, a step may be changing its state."""
+        self._active.remove(sequence)
+        self._manager.publish(sequence.tables, sequence.ids, ended=ended)
+        self._release(sequence)
 
     def _release(self, sequence: Sequence) -> None:
         self._manager.release(sequence.tables)

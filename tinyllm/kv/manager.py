@@ -160,8 +160,8 @@ class PageManager:
         """Let later sequences share what is computed.
 
         `tokens` are the sequence's ids. Where there are states, that of a page which is not whole is shared only once
-        the sequence has `ended`: nothing is written to it any more, and it stands after `tables.length`. Raises
-        ValueError if the tokens are fewer than `tables.length`.
+        the sequence has `ended`: no step that was begun has it stand after another length than `tables.length`.
+        Raises ValueError if the tokens are fewer than `tables.length`.
         """
         if len(tokens) < tables.length:
             raise ValueError(f"{len(tokens)} tokens do not name {tables.length} positions")
@@ -210,7 +210,10 @@ class PageManager:
         return length
 
     def fork(self, tables: Tables) -> Tables:
-        """Return a second sequence that has the same positions computed, sharing all pages."""
+        """Return a second sequence that has the same positions computed, sharing all pages.
+
+        What was reserved before is to be reserved again: a page with a state, though it was writable, is shared now.
+        """
         by_kind = tuple(table.fork(self._pages(tables.length)) for table in tables.by_kind)
         return Tables(by_kind, tables.regime, tables.length, list(tables.path))
 
