@@ -32,7 +32,7 @@ _EXPERTS = {
     "num_hidden_layers": 2,
     "layer_types": ["linear_attention", "full_attention"],
 }
-_LFM2_SMALL = {**{key: value for key, value in SMALL.items() if key != "rms_norm_eps"}, "norm_eps": 0.2}
+_LFM2_SMALL = {**{key: value for key, value in SMALL.items() if key != "rms_norm_eps"}, "norm_eps": 1.0}
 _LFM2 = {
     "num_hidden_layers": 4,
     "layer_types": ["conv", "full_attention", "conv", "conv"],
@@ -102,7 +102,7 @@ CASES: tuple[Case, ...] = (
     Case(
         "qwen3-5-moe",
         "Qwen3_5Moe",
-        {"text_config": _text({**_DELTA, **_EXPERTS}), "vision_config": _VISION},
+        {"text_config": _text({**_DELTA, **_EXPERTS, "num_experts": 5}), "vision_config": _VISION},
         base={},
         classes=("Qwen3_5MoeConfig", "Qwen3_5MoeForConditionalGeneration"),
         random=_GATES,

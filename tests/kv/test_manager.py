@@ -605,10 +605,10 @@ def test_a_trim_goes_back_to_the_end_of_a_page() -> None:
     world.read()
 
 
-def test_without_an_index_only_the_last_page_is_held() -> None:
+def test_without_an_index_only_the_states_at_the_end_and_before_its_page_are_held() -> None:
     world = with_states(share=False)
     sequence = world.open(letters("abcdefghijklmn"))
-    for length, held in ((4, 1), (5, 1), (8, 1), (14, 1)):
+    for length, held in ((4, 1), (5, 2), (8, 1), (14, 2)):
         assert world.compute(sequence, length)
         assert len(sequence.tables.by_kind[1].live) == held
     fork = world.fork(sequence)

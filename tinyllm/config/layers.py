@@ -159,7 +159,7 @@ class ConvConfig:
 
     width: int
     kernel: int
-    bias: bool
+    biased: bool
 
 
 Mixer = AttentionConfig | LatentAttentionConfig | DeltaConfig | ConvConfig

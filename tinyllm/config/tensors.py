@@ -171,10 +171,10 @@ def _delta(shape: DeltaConfig, hidden: int) -> Shapes:
 
 
 def _conv(shape: ConvConfig, hidden: int) -> Shapes:
-    shapes = _linear("conv.in_proj", 3 * shape.width, hidden, bias=shape.bias)
-    shapes |= _linear("conv.out_proj", hidden, shape.width, bias=shape.bias)
+    shapes = _linear("conv.in_proj", 3 * shape.width, hidden, bias=shape.biased)
+    shapes |= _linear("conv.out_proj", hidden, shape.width, bias=shape.biased)
     shapes["conv.conv.weight"] = (shape.width, shape.kernel)
-    return shapes | ({"conv.conv.bias": (shape.width,)} if shape.bias else {})
+    return shapes | ({"conv.conv.bias": (shape.width,)} if shape.biased else {})
 
 
 def _mlp(module: str, shape: MLPConfig, hidden: int, experts: tuple[int, ...] = ()) -> Shapes:

@@ -32,6 +32,7 @@ from tinyllm.config.tensors import tensor_shapes
 from tinyllm.errors import ContextLengthError, DoesNotFitError, UsageError
 from tinyllm.hub.sizes import memory_size
 from tinyllm.kv.kinds import LayerKind, layer_kinds
+from tinyllm.kv.pages import PageKind
 
 __all__ = ["KindPlan", "MemoryPlan", "describe", "make_plan", "read_size", "table"]
 
@@ -333,18 +334,20 @@ class _Needs:
     def _sequence_pages(self, tokens: int) -> list[int]:
         """How many pages of each kind a sequence holds, a windowed kind no more than a window and a chunk touch.
 
-        Of states, as many as a chunk touches, and one for every page of tokens as far as that is cheap: others begin
-        with them.
+        Of states there is one for every page of tokens as far as that is cheap, since others may begin with it, but
+        not fewer than a chunk touches.
         """
-        held = [-(-self._kept(tokens, kind.reach) // self.page_size) for kind in self._kinds]
-        attended = sum(
-            n * self._page_bytes(kind) for n, kind in zip(held, self._kinds, strict=True) if not kind.states
-        )
         every = -(-tokens // self.page_size)
-        return [
-            max(n, min(every, math.floor(_SNAPSHOTS * attended / self._page_bytes(kind)))) if kind.states else n
-            for n, kind in zip(held, self._kinds, strict=True)
-        ]
+        pages = [-(-self._kept(tokens, kind.reach) // self.page_size) for kind in self._kinds]
+        attended = sum(
+            n * self._page_bytes(kind) for n, kind in zip(pages, self._kinds, strict=True) if not kind.states
+        )
+        for number, kind in enumerate(self._kinds):
+            if kind.states:
+                most = PageKind(kind.reach, ceiling=0).most_pages(self.prefill_chunk, self.page_size)
+                cheap = math.floor(_SNAPSHOTS * attended / self._page_bytes(kind))
+                pages[number] = min(every, max(most or every, cheap))
+        return pages
 
     def _sizes(self, tokens: int) -> list[int]:
         pages = self._sequence_pages(tokens)

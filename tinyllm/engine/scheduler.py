@@ -275,8 +275,7 @@ class Scheduler:
 
     def _most_pages(self, kind: PageKind) -> int:
         """Return how many pages of a kind a sequence holds at most: with a window, it gives some back as it goes."""
-        held = None if kind.reach is None else kind.reach.held(self._prefill_chunk)
-        return kind.ceiling if held is None else 1 + -(-(held - 1) // self._manager.page_size)
+        return kind.most_pages(self._prefill_chunk, self._manager.page_size) or kind.ceiling
 
     def _reserve(self, sequence: Sequence) -> bool:
         """Reserve what an active sequence computes next: a chunk of what it has to prefill, or its last id."""

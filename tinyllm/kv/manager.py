@@ -154,7 +154,7 @@ class PageManager:
         if tokens is not None:
             self.publish(tables, tokens)
         for kind, table in zip(self.kinds, tables.by_kind, strict=True):
-            table.drop_before(kind.first_page(length, self.page_size))
+            table.drop_before(kind.first_kept(length, self.page_size))
 
     def publish(self, tables: Tables, tokens: Sequence[int], *, ended: bool = False) -> None:
         """Let later sequences share what is computed.
@@ -300,7 +300,7 @@ class PageManager:
 
     def _capacity(self, kind: PageKind) -> int:
         pages = kind.ceiling - 1
-        held = None if kind.reach is None else kind.reach.held(self._prefill_chunk)
-        if held is not None and pages >= 1 + self._pages(held - 1):  # the first of these may be the last of a page
+        most = kind.most_pages(self._prefill_chunk, self.page_size)
+        if most is not None and pages >= most:
             return sys.maxsize
         return pages * self.page_size

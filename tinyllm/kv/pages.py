@@ -63,6 +63,19 @@ class PageKind:
         """Return the index in a block table of the first page that the query at position `length` sees."""
         return 0 if self.reach is None else self.reach.first(length) // page_size
 
+    def first_kept(self, length: int, page_size: int) -> int:
+        """Return the index of the first page that a sequence of `length` holds.
+
+        Before the state that it goes on from, that at the end of the last whole page, which it can be trimmed to.
+        """
+        return max(0, length // page_size - 1) if self.recurrent else self.first_page(length, page_size)
+
+    def most_pages(self, queries: int, page_size: int) -> int | None:
+        """Return how many pages a sequence holds at most while so many queries are computed, None without a limit."""
+        held = None if self.reach is None else self.reach.held(queries)
+        # The first position of those that are held may be the last of a page.
+        return None if held is None else 1 + -(-(held - 1) // page_size) + self.recurrent
+
 
 def readable_length(
     length: int, kinds: Sequence[PageKind], page_size: int, page_at: Callable[[int, int], int]

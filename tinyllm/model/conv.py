@@ -27,7 +27,7 @@ class ShortConvolution:
             raise ConfigError(f"{prefix} is no convolution, but {type(shape).__name__}")
         self._input = Linear((f"{prefix}.in_proj",), weights, features)
         self._kernel = weights.tensor(f"{prefix}.conv.weight")
-        self._bias = weights.tensor(f"{prefix}.conv.bias") if shape.bias else None
+        self._bias = weights.tensor(f"{prefix}.conv.bias") if shape.biased else None
         self._output = Linear((f"{prefix}.out_proj",), weights, features)
         self._forms = state_forms(shape)
 

@@ -43,7 +43,7 @@ def _conv(reader: ConfigReader, row: Mapping[str, Any]) -> ConvConfig:
     return ConvConfig(
         width=row["hidden_size"],
         kernel=reader.read(Key("conv_L_cache", int, 3, minimum=2)),
-        bias=reader.read(Key("conv_bias", bool, False)),
+        biased=reader.read(Key("conv_bias", bool, False)),
     )
 
 
@@ -188,6 +188,7 @@ ROWS: tuple[Family, ...] = (
         num_key_value_heads=Key("num_key_value_heads", int, 2, minimum=1),
         intermediate_size=Key("moe_intermediate_size", int, 512, minimum=1),
         experts=_QWEN_EXPERTS,
+        inert=_QWEN3_5.inert | {"intermediate_size"},  # no layer is dense
     ),
     _LFM2,
     replace(
