@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 
 from tinyllm._mx import mx
 from tinyllm.config.config import Config
+from tinyllm.config.reach import Window
 from tinyllm.engine.engine import Engine
 from tinyllm.engine.plan import MemoryPlan, describe, make_plan, read_size, table
 from tinyllm.engine.request import Request, SamplingParams
 from tinyllm.errors import ContextLengthError, DoesNotFitError, UsageError
+from tinyllm.kv.kinds import LayerKind, StateForm
 from tinyllm.kv.manager import PageManager
 from tinyllm.kv.pages import PageKind
 from tinyllm.model.load import load_model
@@ -56,7 +58,7 @@ def test_with_room_for_it_the_context_is_the_models_and_15_percent_are_left() ->
     assert made.token_bytes == A_TOKEN
     assert made.sequence_bytes == 8192 * A_TOKEN
     [kind] = made.kinds
-    assert (kind.kv_heads, kind.head_dim, kind.window, kind.layers) == (2, 8, None, 2)
+    assert kind.kind == LayerKind(kv_heads=2, key_dim=8, value_dim=8, reach=None, layers=2)
     assert kind.page_bytes == 128 * A_TOKEN
     assert 0 <= made.budget_bytes - pages_bytes(made) < kind.page_bytes
     assert 0 <= 0.85 * GIB - made.wired_bytes < 2 * kind.page_bytes
@@ -159,8 +161,12 @@ def test_counts_below_one_are_usage_errors(wrong: dict[str, int]) -> None:
 def test_windowed_layers_hold_a_window_and_a_chunk_of_a_long_context() -> None:
     made = plan(config(**MIXED))
     full, windowed = made.kinds
-    assert (full.window, full.layers, full.sequence_pages) == (None, 1, 64)
-    assert (windowed.window, windowed.layers, windowed.sequence_pages) == (300, 1, 6)  # ceil(556 / 128) + 1
+    assert (full.kind.reach, full.kind.layers, full.sequence_pages) == (None, 1, 64)
+    assert (windowed.kind.reach, windowed.kind.layers, windowed.sequence_pages) == (
+        Window(300),
+        1,
+        6,
+    )  # ceil(556 / 128) + 1
     assert (full.ceiling_pages - 1) / (windowed.ceiling_pages - 1) == pytest.approx(64 / 6, rel=0.01)
     assert made.sequence_bytes == 64 * full.page_bytes + 6 * windowed.page_bytes
     short = plan(config(**MIXED), max_context=200)
@@ -203,7 +209,7 @@ def test_a_plan_fits_and_its_pages_hold_what_it_promises(window: int | None, lay
     ):
         assert refusal(model, available_bytes=available, **{**asked, "max_context": made.context + 1})
     manager = PageManager(
-        [PageKind(kind.window, kind.ceiling_pages) for kind in made.kinds],
+        [PageKind(kind.kind.reach, kind.ceiling_pages) for kind in made.kinds],
         page_size=made.page_size,
         prefill_chunk=256,
     )
@@ -314,3 +320,48 @@ def workspace(folder: Path, lengths: list[int]) -> tuple[int, int]:
     while engine.has_work:
         engine.step()
     return mx.get_peak_memory() - start - weights - engine.pools.nbytes, made.workspace_bytes
+
+
+HYBRID = {
+    "model_type": "lfm2",
+    "layer_types": ["conv", "full_attention", "conv"],
+    "num_hidden_layers": 3,
+    "rms_norm_eps": ...,
+    "hidden_act": ...,
+    "tie_word_embeddings": True,
+}
+
+
+def test_states_are_counted_by_the_page_and_not_by_the_token() -> None:
+    """Of 2 convolutions over 3 positions, 32 wide; one layer attends."""
+    made = plan(config(**HYBRID))
+    states, attending = made.kinds
+    assert states.kind.states == (StateForm((2, 32)),)
+    assert (states.page_bytes, states.array_page_bytes) == (2 * 2 * 32 * 4, 2 * 32 * 4)
+    assert made.token_bytes == A_TOKEN // 2
+    assert states.sequence_pages == attending.sequence_pages == 8192 // 128  # so small that each page has one
+    assert pages_bytes(made) <= made.budget_bytes
+    assert any("states of" in row[2] for row in table(made))
+
+
+def test_large_states_are_as_many_as_a_chunk_touches() -> None:
+    """Or as many as a quarter of the bytes of keys and values is enough for, of which a page is as large as a state."""
+    wide = {**HYBRID, "conv_L_cache": 129, "head_dim": 8, "num_key_value_heads": 4}
+    made = plan(config(**wide))
+    states, _ = made.kinds
+    kind, chunk = PageKind(states.kind.reach, ceiling=0), 256
+    assert states.sequence_pages == max(kind.most_pages(chunk, 128) or 0, 8192 // 128 // 4)
+    assert plan(config(**wide), max_context=1000).kinds[0].sequence_pages == kind.most_pages(chunk, 128)
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_a_planned_number_of_sequences_with_states_fits(batch: int) -> None:
+    made = plan(config(**HYBRID), max_context=1000, batch=batch, kv_budget=batch * 2**20)
+    kinds = [PageKind(kind.kind.reach, kind.ceiling_pages) for kind in made.kinds]
+    manager = PageManager(kinds, page_size=128, prefill_chunk=256)
+    assert manager.capacity >= 1000
+    for number in range(batch):
+        tables, tokens = manager.open(()), [number] * 1000
+        for end in (256, 512, 768, 1000):
+            assert manager.reserve(tables, end)
+            manager.advance(tables, end, tokens)

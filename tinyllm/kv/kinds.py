@@ -36,8 +36,8 @@ class LayerKind(NamedTuple):
     key_dim: int
     value_dim: int
     reach: Reach | None
-    states: tuple[StateForm, ...]
     layers: int
+    states: tuple[StateForm, ...] = ()
 
     def page_bytes(self, page_size: int, itemsize: int) -> int:
         """Bytes of a page of `page_size` tokens in all layers, `itemsize` an element."""
@@ -66,7 +66,7 @@ def layer_kinds(config: Config) -> tuple[tuple[LayerKind, ...], tuple[tuple[int,
     for form in forms:
         places.append((kinds.index(form), met[form]))
         met[form] += 1
-    return tuple(LayerKind(*form, counts[form]) for form in kinds), tuple(places)
+    return tuple(LayerKind(*form[:-1], counts[form], form[-1]) for form in kinds), tuple(places)
 
 
 def state_forms(mixer: DeltaConfig | ConvConfig) -> tuple[StateForm, ...]:
