@@ -345,7 +345,7 @@ def test_states_are_counted_by_the_page_and_not_by_the_token() -> None:
 
 
 def test_large_states_are_as_many_as_a_chunk_touches() -> None:
-    """Or as many as a quarter of the bytes of keys and values is enough for, of which a page is as large as a state."""
+    """Or a quarter of the pages of keys and values, which are as large here."""
     wide = {**HYBRID, "conv_L_cache": 129, "head_dim": 8, "num_key_value_heads": 4}
     made = plan(config(**wide))
     states, _ = made.kinds
