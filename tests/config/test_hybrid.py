@@ -36,7 +36,8 @@ QWEN3_5: dict[str, Any] = {
         "eos_token_id": 2, "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu", "hidden_size": 1024,
         "initializer_range": 0.02, "intermediate_size": 3584, "layer_types": (["linear_attention"] * 3
         + ["full_attention"]) * 6, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128,
-        "linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_value_head_dim": 128, "max_position_embeddings": 262144,
+        "linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_value_head_dim": 128,
+        "max_position_embeddings": 262144,
         "mlp_only_layers": [], "model_type": "qwen3_5_text", "mtp_num_hidden_layers": 1,
         "mtp_use_dedicated_embeddings": False, "num_attention_heads": 8, "num_hidden_layers": 24,
         "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "use_cache": True, "vocab_size": 248320,

@@ -231,7 +231,8 @@ class Simulation:
         assert chunk and 0 < chunk.end - chunk.start <= self.setup.prefill_chunk
         spoil = chunk.last and self._chance(0.04)
         value = self.device.compute(places(chunk.sequence.tables), chunk.start, chunk.ids, spoil=spoil)
-        self.scheduler.prefilled(chunk)
+        if value != SPOILT:
+            self.scheduler.prefilled(chunk)
         if chunk.last:
             self._accept(chunk.sequence, value)
 

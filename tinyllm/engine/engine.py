@@ -200,7 +200,8 @@ class Engine:
             return
         now = perf_counter()
         progress.prefill_s += now - started
-        self.scheduler.prefilled(chunk)
+        if step is None or all(chosen.error is None for chosen in self._runner.read(step)):
+            self.scheduler.prefilled(chunk)  # else its pages are dropped, while it still has all of them
         if step is not None:
             yield from self._accept(step)
         else:
