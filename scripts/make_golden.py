@@ -351,11 +351,12 @@ def write_defaults() -> None:
     record = {}
     for name in dict.fromkeys(class_names(case)[0] for case in CASES):
         config_class = getattr(transformers, name)
-        defaults = class_defaults(config_class)
+        config_class = config_class.sub_configs.get("text_config", config_class)
+        if not issubclass(config_class, PreTrainedConfig):
+            continue  # a wrapper of any text model
         theta = getattr(config_class, "default_theta", None)
         theta = theta["global"] if isinstance(theta, dict) else theta  # Gemma 3 has another for windowed layers
-        if "text_config" not in defaults:
-            record[config_class.model_type] = defaults | {"rope_theta": theta}
+        record[config_class.model_type] = class_defaults(config_class) | {"rope_theta": theta}
     write_json(GOLDEN / DEFAULTS, record)
 
 

@@ -49,7 +49,7 @@ def _conv(reader: ConfigReader, row: Mapping[str, Any]) -> ConvConfig:
 
 def _sparse_layers(reader: ConfigReader, layers: int) -> tuple[bool, ...]:
     """Every layer whose number is a multiple of `decoder_sparse_step`, but `mlp_only_layers` (from 0 on)."""
-    dense = reader.read(Key("mlp_only_layers", list, [], nullable=True)) or []
+    dense = reader.read(Key("mlp_only_layers", list, None, nullable=True)) or ()
     step = reader.read(Key("decoder_sparse_step", int, 1, minimum=1))
     return tuple(i not in dense and (i + 1) % step == 0 for i in range(layers))
 
