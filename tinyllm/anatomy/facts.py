@@ -114,7 +114,9 @@ def token_bytes(kind: LayerKind, itemsize: int) -> int:
 
 
 def cached_bytes(kind: LayerKind, tokens: int, itemsize: int) -> int:
-    """Bytes that so many tokens leave in all layers of a kind, which need not see all of them."""
+    """Bytes that so many tokens leave in all layers of a kind, which need not see all of them, or keep a state."""
+    if kind.states:
+        return kind.page_bytes(tokens, itemsize)
     held = None if kind.reach is None else kind.reach.held(1)
     return (tokens if held is None else min(tokens, held)) * token_bytes(kind, itemsize)
 
