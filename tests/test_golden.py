@@ -8,7 +8,6 @@ nested, or overruling a stale one (fault 10), absent keys (fault 12), and a mode
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,12 @@ from typing import Any
 import golden_cases
 import pytest
 from golden_cases import FEATURES, FOLDERS, GOLDEN, TOLERANCE, build, difference, expected, feedings, run
+from golden_mutants import mutants
 from safetensors import safe_open
 
 from tinyllm._mx import mx
 from tinyllm.config.config import Config
-from tinyllm.config.rope import Llama3Scaling, RopeConfig, YarnScaling
+from tinyllm.config.reach import Window
 from tinyllm.model.load import load_model
 
 FAR = 100
@@ -67,47 +67,6 @@ def with_attention(config: Config, **changes: Any) -> Config:
     return replace(config, layers=tuple(layers))
 
 
-def rope_mutants(rope: RopeConfig) -> Iterator[tuple[str, RopeConfig]]:
-    yield "theta", replace(rope, theta=rope.theta * 1.2)
-    if rope.scaling is not None:
-        yield "no scaling", replace(rope, scaling=None)
-        yield "factor", replace(rope, scaling=replace(rope.scaling, factor=rope.scaling.factor * 1.2))
-    if isinstance(rope.scaling, Llama3Scaling):
-        yield "low_freq_factor", replace(rope, scaling=replace(rope.scaling, low_freq_factor=2.0))
-        yield "high_freq_factor", replace(rope, scaling=replace(rope.scaling, high_freq_factor=3.0))
-    if isinstance(rope.scaling, YarnScaling):
-        yield "truncate", replace(rope, scaling=replace(rope.scaling, truncate=not rope.scaling.truncate))
-        yield "attention_factor", replace(rope, scaling=replace(rope.scaling, attention_factor=1.0))
-        yield "beta_slow", replace(rope, scaling=replace(rope.scaling, beta_slow=0.2))
-        yield "original", replace(rope, scaling=replace(rope.scaling, original_max_position_embeddings=256))
-        if rope.scaling.mscale is not None:
-            yield "mscale", replace(rope, scaling=replace(rope.scaling, mscale=None))
-
-
-def mutants(config: Config) -> Iterator[tuple[str, Config]]:
-    """Models that differ in one thing that the config of a golden says."""
-    attention = config.layers[-1].attention
-    for what, rope in rope_mutants(attention.rope):
-        yield what, with_attention(config, rope=rope)
-    if attention.rope.dims < attention.head_dim:
-        yield "whole heads rotated", with_attention(config, rope=replace(attention.rope, dims=attention.head_dim))
-    windows = {layer.attention.window for layer in config.layers} - {None}
-    for window in windows:
-        yield "no window", with_attention(config, window=None)
-        yield "wider window", with_attention(config, window=window + max(1, window // 64))
-    if len({layer.attention.window for layer in config.layers}) > 1:
-        yield "window everywhere", with_attention(config, window=max(windows))
-        yield "other layers windowed", replace(config, layers=config.layers[::-1])
-    if attention.qk_norm:
-        yield "no q/k norm", with_attention(config, qk_norm=False)
-    if config.rms_norm_eps > 1e-3:
-        layers = tuple(replace(layer, norm_eps=1e-6) for layer in config.layers)
-        yield "epsilon of the layers", replace(config, layers=layers)
-        yield "epsilon of the last norm", replace(config, rms_norm_eps=1e-6)
-    if not config.tie_word_embeddings:
-        yield "tied", replace(config, tie_word_embeddings=True)
-
-
 @pytest.mark.parametrize("name", FOLDERS)
 def test_golden_would_show_a_fault(name: str) -> None:
     """Each golden is off by far more than the tolerance when one thing that its config says is not done."""
@@ -122,11 +81,11 @@ def test_golden_would_show_a_fault(name: str) -> None:
 
 def test_null_window_is_not_the_default_window() -> None:
     """Fault 12: in Mistral an absent `sliding_window` is 4096, and a null one is none."""
-    assert {layer.attention.window for layer in Config.from_json_file(GOLDEN / "mistral-no-window").layers} == {None}
+    assert {layer.attention.reach for layer in Config.from_json_file(GOLDEN / "mistral-no-window").layers} == {None}
     sparse = Config.from_json_file(GOLDEN / "mistral-window-default" / "config.sparse.json")
-    assert {layer.attention.window for layer in sparse.layers} == {4096}
+    assert {layer.attention.reach for layer in sparse.layers} == {Window(4096)}
     ids, wanted = expected("mistral-no-window")
-    windowed = with_attention(Config.from_json_file(GOLDEN / "mistral-no-window"), window=4096)
+    windowed = with_attention(Config.from_json_file(GOLDEN / "mistral-no-window"), reach=Window(4096))
     model = build(windowed, GOLDEN / "mistral-no-window", FEATURES["fused"])
     assert difference(model(ids)[0], wanted) > FAR * TOLERANCE
 

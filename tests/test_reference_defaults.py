@@ -3,18 +3,51 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from golden_cases import GOLDEN
 
 from tinyllm.config.config import Config
-from tinyllm.config.families import FAMILIES
-from tinyllm.config.reader import REQUIRED, Key
+from tinyllm.config.families.table import FAMILIES
+from tinyllm.config.layers import AttentionConfig
+from tinyllm.config.reach import Window
+from tinyllm.config.reader import REQUIRED, ConfigReader, Key
 
 RECORD: dict[str, dict[str, Any]] = json.loads((GOLDEN / "reference_defaults.json").read_text())
 # Shapes that tinyllm does not guess: transformers' are those of one size of the family.
-REQUIRED_KEYS = {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}
+SHAPES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+# What our default may be where the reference has no such field, beside null: what changes nothing.
+NEUTRAL: dict[str, Any] = {"partial_rotary_factor": 1.0}
+# Defaults that the reference has in its code, and not in a field of its class: family and key -> default.
+IN_CODE: dict[tuple[str, str], Any] = {}
+
+Reading = Callable[[str], tuple[Config, list[Key]]]
+
+
+@pytest.fixture
+def of_shapes_alone(monkeypatch: pytest.MonkeyPatch) -> Reading:
+    """Read a config.json of nothing but what has no default, which the record says; return the keys too."""
+    keys: list[Key] = []
+    original = ConfigReader.read
+
+    def read(self: ConfigReader, key: Key) -> Any:
+        if self.values is values:
+            keys.append(key)
+            if key.default is REQUIRED and key.name not in values:
+                values[key.name] = RECORD[values["model_type"]][key.name]
+        return original(self, key)
+
+    values: dict[str, Any] = {}
+    monkeypatch.setattr(ConfigReader, "read", read)
+
+    def reading(name: str) -> tuple[Config, list[Key]]:
+        values["model_type"] = name
+        config = Config.from_dict(values)
+        return config, [key for key in dict.fromkeys(keys) if key.name != "model_type"]
+
+    return reading
 
 
 def test_every_family_is_recorded() -> None:
@@ -23,34 +56,52 @@ def test_every_family_is_recorded() -> None:
 
 def test_record_is_worth_comparing_with() -> None:
     """Families disagree in it."""
-    assert {name: row["num_key_value_heads"] for name, row in RECORD.items()} == {
-        "llama": None,
-        "mistral": 8,
-        "qwen2": 32,
-        "qwen3": 32,
+    heads = {name: RECORD[name]["num_key_value_heads"] for name in ("llama", "mistral", "qwen2", "qwen3")}
+    assert heads == {"llama": None, "mistral": 8, "qwen2": 32, "qwen3": 32}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_defaults_are_those_of_transformers(name: str, of_shapes_alone: Reading) -> None:
+    """Fault 12, for each key that is read of the family's config.json, by its row or by a rule that the row names."""
+    record = RECORD[name] | {key: default for (family, key), default in IN_CODE.items() if family == name}
+    _, keys = of_shapes_alone(name)
+    optional = [key for key in keys if key.default is not REQUIRED]
+    differing = {
+        key.name: (key.default, record.get(key.name))
+        for key in optional
+        if key.default != record.get(key.name)
+        and not (record.get(key.name) is None and key.default == NEUTRAL.get(key.name))
+        and not (key.name == "rope_theta" and record["rope_theta"] is None)
     }
+    assert not differing, "ours, and that of transformers"
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_defaults_are_those_of_transformers(name: str) -> None:
-    """Fault 12, for each key of the family's row; a key that the reference does not have is null to it."""
-    keys = [value for value in vars(FAMILIES[name]).values() if isinstance(value, Key)]
-    ours = {key.name: key.default for key in keys if key.default is not REQUIRED}
-    assert ours == {key: RECORD[name].get(key) for key in ours}
-    assert {key.name for key in keys if key.default is REQUIRED} == REQUIRED_KEYS
-    assert FAMILIES[name].rope_theta == RECORD[name]["rope_theta"]
+def test_only_shapes_have_no_default(name: str, of_shapes_alone: Reading) -> None:
+    _, keys = of_shapes_alone(name)
+    required = {key.name for key in keys if key.default is REQUIRED}
+    assert all(type(RECORD[name][key]) is int for key in required)
+    fields = [getattr(FAMILIES[name], field) for field in SHAPES]
+    assert {field.name for field in fields if isinstance(field, Key)} <= required
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_config_of_shapes_alone_is_the_default_model(name: str) -> None:
+def test_theta_is_that_of_transformers(name: str) -> None:
+    if RECORD[name]["rope_theta"] is not None:
+        assert FAMILIES[name].rope_theta == RECORD[name]["rope_theta"]
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3"])
+def test_config_of_shapes_alone_is_the_default_model(name: str, of_shapes_alone: Reading) -> None:
     """Fault 12, seen from outside: what a config.json of nothing but shapes becomes."""
-    record = RECORD[name]
-    config = Config.from_dict({"model_type": name, **{key: record[key] for key in REQUIRED_KEYS}})
+    record, (config, keys) = RECORD[name], of_shapes_alone(name)
+    assert {key.name for key in keys if key.default is REQUIRED} == {*SHAPES, "intermediate_size"}
     attention = config.layers[0].attention
+    assert isinstance(attention, AttentionConfig) and attention.rope is not None
     heads = record["num_attention_heads"]
     assert attention.num_kv_heads == (record["num_key_value_heads"] or heads)
     assert attention.head_dim == (record.get("head_dim") or record["hidden_size"] // heads)
-    assert attention.window == (record["sliding_window"] if name == "mistral" else None)
+    assert attention.reach == (Window(record["sliding_window"]) if name == "mistral" else None)
     assert attention.rope.theta == record["rope_theta"]
     assert config.rms_norm_eps == record["rms_norm_eps"]
     assert config.max_position_embeddings == record["max_position_embeddings"]
@@ -60,8 +111,8 @@ def test_config_of_shapes_alone_is_the_default_model(name: str) -> None:
 @pytest.mark.parametrize("name", ["qwen2", "qwen3"])
 def test_windows_of_qwen_start_where_transformers_starts_them(name: str) -> None:
     record = RECORD[name]
-    shapes = {key: record[key] for key in REQUIRED_KEYS}
+    shapes = {key: record[key] for key in (*SHAPES, "intermediate_size")}
     config = Config.from_dict({"model_type": name, "use_sliding_window": True, **shapes})
-    windows = [layer.attention.window for layer in config.layers]
-    first = record["max_window_layers"]
-    assert windows == [None] * first + [record["sliding_window"]] * (record["num_hidden_layers"] - first)
+    reaches = [layer.attention.reach for layer in config.layers]
+    first, window = record["max_window_layers"], Window(record["sliding_window"])
+    assert reaches == [None] * first + [window] * (record["num_hidden_layers"] - first)

@@ -9,6 +9,7 @@ import pytest
 import tiny
 
 from tinyllm.checkpoint.safetensors_header import BITS, TensorInfo
+from tinyllm.checkpoint.tensor_table import StoredTensor
 from tinyllm.checkpoint.verify import check_tensors
 from tinyllm.config.config import Config
 from tinyllm.config.tensors import tensor_shapes
@@ -19,30 +20,30 @@ UP = "model.layers.0.mlp.up_proj"
 PACKED = {"hidden_size": 64, "intermediate_size": 64, "quantization": {"group_size": 32, "bits": 4}}
 
 
-def info(name: str, shape: tuple[int, ...], dtype: str = "BF16") -> TensorInfo:
+def info(name: str, shape: tuple[int, ...], dtype: str = "BF16") -> StoredTensor:
     size = BITS[dtype] // 8
     for n in shape:
         size *= n
-    return TensorInfo(name, FOLDER / "model.safetensors", dtype, shape, 0, size)
+    return StoredTensor((TensorInfo(name, FOLDER / "model.safetensors", dtype, shape, 0, size),))
 
 
-def tensors_of(config: Config) -> dict[str, TensorInfo]:
+def tensors_of(config: Config) -> dict[str, StoredTensor]:
     return {name: info(name, shape) for name, shape in tensor_shapes(config).items()}
 
 
-def pack(tensors: dict[str, TensorInfo], module: str, bits: int = 4, group_size: int = 32) -> None:
+def pack(tensors: dict[str, StoredTensor], module: str, bits: int = 4, group_size: int = 32) -> None:
     rows, columns = tensors[f"{module}.weight"].shape
     tensors[f"{module}.weight"] = info("", (rows, columns * bits // 32), "U32")
     for part in ("scales", "biases"):
         tensors[f"{module}.{part}"] = info("", (rows, columns // group_size))
 
 
-def read(**overrides: Any) -> tuple[Config, dict[str, TensorInfo]]:
+def read(**overrides: Any) -> tuple[Config, dict[str, StoredTensor]]:
     config = Config.from_dict(tiny.config(**overrides))
     return config, tensors_of(config)
 
 
-def refusal(tensors: dict[str, TensorInfo], config: Config) -> str:
+def refusal(tensors: dict[str, StoredTensor], config: Config) -> str:
     with pytest.raises(TensorMismatchError) as failure:
         check_tensors(tensors, config, FOLDER)
     message = str(failure.value)

@@ -11,7 +11,8 @@ import pytest
 import tiny
 
 from tinyllm.config.config import Config
-from tinyllm.config.families import FAMILIES
+from tinyllm.config.families.table import FAMILIES
+from tinyllm.config.reach import Window
 from tinyllm.config.tensors import tensor_shapes
 from tinyllm.errors import ConfigError, MissingKeyError, TinyllmError, UnknownKeyError, UnsupportedModelError
 
@@ -36,7 +37,7 @@ def test_the_config_and_its_layers_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.hidden_size = 1  # type: ignore[misc]
     with pytest.raises(dataclasses.FrozenInstanceError):
-        config.layers[0].attention.window = 1  # type: ignore[misc]
+        config.layers[0].attention.reach = None  # type: ignore[misc]
 
 
 def test_a_folder_and_its_config_json_read_alike(tmp_path: Path) -> None:
@@ -48,7 +49,7 @@ def test_a_folder_and_its_config_json_read_alike(tmp_path: Path) -> None:
 def test_layer_at_finds_the_layer_of_a_name(prefix: str) -> None:
     config = read(model_type="qwen2", use_sliding_window=True, max_window_layers=1, sliding_window=7)
     assert config.layer_at(prefix) is config.layers[1]
-    assert config.layers[1].attention.window == 7
+    assert config.layers[1].attention.reach == Window(7)
 
 
 @pytest.mark.parametrize("prefix", ["model.layers.2.mlp", "model.norm", "layers.", "model.layers.9999999999"])
@@ -167,24 +168,24 @@ def test_fault_02_tying_is_said_by_the_outer_config_else_by_the_nested_one_else_
 # Windows.
 
 
-@pytest.mark.parametrize(("said", "window"), [(..., 4096), (None, None), (7, 7)])
-def test_mistrals_window_is_4096_when_absent_and_none_when_null(said: Any, window: int | None) -> None:
+@pytest.mark.parametrize(("said", "reach"), [(..., Window(4096)), (None, None), (7, Window(7))])
+def test_mistrals_window_is_4096_when_absent_and_none_when_null(said: Any, reach: Window | None) -> None:
     layers = read(model_type="mistral", sliding_window=said).layers
-    assert {layer.attention.window for layer in layers} == {window}
+    assert {layer.attention.reach for layer in layers} == {reach}
 
 
 @pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
 def test_qwens_window_holds_only_where_it_is_used_and_from_the_layer_on_that_is_said(model_type: str) -> None:
     said: dict[str, Any] = {"model_type": model_type, "sliding_window": 7, "num_hidden_layers": 4}
-    windows = [layer.attention.window for layer in read(**said, use_sliding_window=True, max_window_layers=1).layers]
-    assert windows == [None, 7, 7, 7]
-    assert {layer.attention.window for layer in read(**said, max_window_layers=1).layers} == {None}
+    reaches = [layer.attention.reach for layer in read(**said, use_sliding_window=True, max_window_layers=1).layers]
+    assert reaches == [None, *[Window(7)] * 3]
+    assert {layer.attention.reach for layer in read(**said, max_window_layers=1).layers} == {None}
 
 
 def test_layer_types_override_qwens_rule() -> None:
     kinds = ["sliding_attention", "full_attention"]
     config = read(model_type="qwen2", use_sliding_window=True, sliding_window=7, layer_types=kinds)
-    assert [layer.attention.window for layer in config.layers] == [7, None]
+    assert [layer.attention.reach for layer in config.layers] == [Window(7), None]
 
 
 @pytest.mark.parametrize(

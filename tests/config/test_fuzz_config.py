@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinyllm.config.config import Config
-from tinyllm.config.families import FAMILIES
+from tinyllm.config.families.table import FAMILIES
 from tinyllm.errors import TinyllmError
 
 ANYTHING = st.recursive(
@@ -22,13 +22,15 @@ ANYTHING = st.recursive(
     | st.sampled_from([10**9, 10**18, 10**400, -(10**400)])
     | st.floats()
     | st.text(max_size=5)
-    | st.sampled_from(["yarn", "llama3", "linear", "default", "full_attention", "sliding_attention", "affine"]),
+    | st.sampled_from(["yarn", "llama3", "linear", "default", "affine", "gelu", "relu"])
+    | st.sampled_from(["full_attention", "sliding_attention", "chunked_attention", "linear_attention", "conv"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=5,
 )
 ROPE_KEYS = """
     type rope_type rope_theta factor low_freq_factor high_freq_factor original_max_position_embeddings beta_fast
-    beta_slow mscale mscale_all_dim attention_factor truncate partial_rotary_factor full_attention
+    beta_slow mscale mscale_all_dim attention_factor truncate partial_rotary_factor full_attention short_factor
+    long_factor sliding_attention
 """.split()
 QUANT_KEYS = ["bits", "group_size", "mode", "quant_method", "model.layers.0.mlp.up_proj", "lm_head"]
 KEYS = [
@@ -36,6 +38,15 @@ KEYS = [
     *"""head_dim rope_scaling rope_parameters partial_rotary_factor sliding_window layer_types
     use_sliding_window max_window_layers attention_bias mlp_bias quantization quantization_config dtype""".split(),
 ]
+
+
+# Of each family a config.json that is sound, of the golden folder that is called like it or else of another.
+FOLDERS = sorted((Path(__file__).parents[1] / "golden").glob("*/config.json"), reverse=True)
+SOUND = {
+    values["model_type"]: values
+    for values in (json.loads(path.read_text()) for path in FOLDERS)
+    if values["model_type"] in FAMILIES
+}
 
 
 def mostly(keys: list[str]) -> st.SearchStrategy[dict[str, Any]]:
@@ -54,14 +65,27 @@ def check(read: Any, *arguments: Any) -> None:
         hash(config.layers)
 
 
-@settings(max_examples=100)
-@given(st.sampled_from(sorted(FAMILIES)), mostly(KEYS))
-def test_any_values_under_known_keys_give_a_config_or_one_line(family: str, values: dict[str, Any]) -> None:
-    check(Config.from_dict, tiny.config(**{"model_type": family, **values}))
+def test_there_is_a_sound_config_of_every_family() -> None:
+    assert SOUND.keys() == FAMILIES.keys()
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+@settings(max_examples=40)
+@given(data=st.data())
+def test_any_values_under_known_keys_give_a_config_or_one_line(family: str, data: st.DataObject) -> None:
+    check(Config.from_dict, {**SOUND[family], **data.draw(mostly([*SOUND[family], *KEYS]))})
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+@settings(max_examples=20)
+@given(data=st.data())
+def test_any_keys_that_are_absent_give_a_config_or_one_line(family: str, data: st.DataObject) -> None:
+    absent = data.draw(st.sets(st.sampled_from(sorted(SOUND[family]))))
+    check(Config.from_dict, {key: value for key, value in SOUND[family].items() if key not in absent})
 
 
 @settings(max_examples=150)
-@given(st.sampled_from(["linear", "llama3", "yarn", "default"]), mostly(ROPE_KEYS))
+@given(st.sampled_from(["linear", "llama3", "yarn", "default", "dynamic", "longrope"]), mostly(ROPE_KEYS))
 def test_any_rope_parameters_give_a_config_or_one_line(kind: str, values: dict[str, Any]) -> None:
     check(Config.from_dict, tiny.config(rope_parameters={"rope_type": kind, "factor": 2.0, **values}))
 

@@ -260,7 +260,7 @@ def test_numbers_that_are_not_finite_in_a_prompt_end_the_request_before_it_is_re
     [outputs] = run(engine, [Request((*prompt(5), 99, *prompt(40)), 3)])
     assert isinstance(outputs[-1].error, NonFiniteLogitsError)
     assert "in the prompt" in str(outputs[-1].error)
-    assert all(bool(mx.isfinite(array).all().item()) for pool in engine.pools.pools for array in pool.values)
+    assert all(bool(mx.isfinite(array).all().item()) for pool in engine.pools.pools for array in pool.flat)
 
 
 def test_an_engine_goes_on_after_a_step_that_failed(llama: ModelForCausalLM) -> None:
@@ -295,7 +295,7 @@ def test_a_row_that_is_not_finite_ends_alone_and_its_pages_are_cleared(tmp_path:
     outputs += run(engine, [later])
     for got, asked in zip((outputs[0], outputs[2], outputs[3]), (requests[0], requests[2], later), strict=True):
         assert ids(got) == alone(model, asked)
-    assert all(bool(mx.isfinite(array).all().item()) for pool in engine.pools.pools for array in pool.keys)
+    assert all(bool(mx.isfinite(array).all().item()) for pool in engine.pools.pools for array in pool.flat)
 
 
 def test_tokens_are_drawn_alike_after_a_preemption(llama: ModelForCausalLM) -> None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import pytest
 
 from tinyllm._mx import mx
+from tinyllm.config.reach import Window
 from tinyllm.kv.full import TinyKvFullCache
 from tinyllm.ops.attention import AttentionSpec, attention, causal_mask
 
 SPECS = {
     "full": AttentionSpec(scale=0.4),
     "full, reference": AttentionSpec(scale=0.4, fused=False),
-    "window 4": AttentionSpec(scale=0.4, window=4),
-    "window 4, reference": AttentionSpec(scale=0.4, window=4, fused=False),
-    "window 1": AttentionSpec(scale=0.4, window=1),
-    "window 99": AttentionSpec(scale=0.4, window=99),
+    "window 4": AttentionSpec(scale=0.4, reach=Window(4)),
+    "window 4, reference": AttentionSpec(scale=0.4, reach=Window(4), fused=False),
+    "window 1": AttentionSpec(scale=0.4, reach=Window(1)),
+    "window 99": AttentionSpec(scale=0.4, reach=Window(99)),
 }
 each_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
 
@@ -32,9 +33,7 @@ def qkv(seq: int, batch: int = 1, seed: int = 0) -> tuple[mx.array, mx.array, mx
 
 def whole(q: mx.array, k: mx.array, v: mx.array, spec: AttentionSpec) -> mx.array:
     """All positions at once, without a cache."""
-    return attention(
-        q, k, v, AttentionSpec(spec.scale, fused=False), causal_mask(k.shape[2], k.shape[2], spec.window)
-    )
+    return attention(q, k, v, AttentionSpec(spec.scale, fused=False), causal_mask(k.shape[2], k.shape[2], spec.reach))
 
 
 def feed(cache: TinyKvFullCache, parts: list[int], start: int, *arrays: mx.array, spec: AttentionSpec) -> mx.array:

@@ -9,6 +9,7 @@ import tiny
 
 from tinyllm._mx import mx
 from tinyllm.config.config import Config
+from tinyllm.config.reach import Chunk, Reach, Strided, Window
 from tinyllm.errors import ContextLengthError
 from tinyllm.kv.full import TinyKvFullCache
 from tinyllm.kv.manager import PageManager
@@ -55,14 +56,14 @@ def scatter_pages(pool: TinyKvPagedPool) -> list[TinyKvPagedCache]:
     return holes[::2]
 
 
-@pytest.mark.parametrize("window", [None, 1, 4, 99])
+@pytest.mark.parametrize("reach", [None, Window(1), Window(4), Window(99), Chunk(5), Strided(2, 3)])
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("parts", [[13], [1] * 13, [5, 1, 7], [1, 12]], ids=str)
 @pytest.mark.parametrize("scattered", [False, True])
 def test_a_paged_cache_gives_what_a_dense_one_gives(
-    window: int | None, fused: bool, parts: list[int], scattered: bool
+    reach: Reach | None, fused: bool, parts: list[int], scattered: bool
 ) -> None:
-    spec = AttentionSpec(scale=0.4, window=window, fused=fused)
+    spec = AttentionSpec(scale=0.4, reach=reach, fused=fused)
     pool = bounded_pool() if scattered else TinyKvPagedPool(page_size=4)
     kept = scatter_pages(pool) if scattered else []
     arrays, paged, dense = qkv(13, seed=3), TinyKvPagedCache(pool=pool), TinyKvFullCache()
@@ -77,11 +78,11 @@ def test_a_paged_cache_gives_what_a_dense_one_gives(
 
 
 def test_a_mask_takes_the_place_of_causality() -> None:
-    pool, spec = TinyKvPagedPool(page_size=4), AttentionSpec(scale=0.3, window=3)
+    pool, spec = TinyKvPagedPool(page_size=4), AttentionSpec(scale=0.3, reach=Window(3))
     q, k, v = qkv(6)
     mask = mx.random.bernoulli(0.5, (6, 6), key=mx.random.key(1)) | mx.eye(6).astype(mx.bool_)
     attended = TinyKvPagedCache(pool).attend(q, k, v, spec, mask)
-    assert close(attended, attention_reference(q, k, v, scale=0.3, mask=mask))
+    assert close(attended, attention_reference(q, k, v, spec, mask))
 
 
 def test_a_batch_is_refused() -> None:
@@ -114,15 +115,15 @@ def test_few_numbers_are_left_after_rounding() -> None:
     assert len({rounded_up(n) for n in range(1, 1025)}) < 40
 
 
-@pytest.mark.parametrize("window", [None, 3, 6])
+@pytest.mark.parametrize("reach", [None, Window(3), Window(6), Chunk(3), Strided(2, 3)])
 @pytest.mark.parametrize("lengths", [[5], [1], [9, 2, 4], [4, 8]], ids=str)
 @pytest.mark.parametrize("padding", [0, 2])
 @pytest.mark.parametrize("scattered", [False, True])
 def test_rows_of_a_step_see_their_own_sequence_and_nothing_else(
-    window: int | None, lengths: list[int], padding: int, scattered: bool
+    reach: Reach | None, lengths: list[int], padding: int, scattered: bool
 ) -> None:
     """Each row equals the same token fed to a cache of its own, whatever else the pool holds."""
-    spec = AttentionSpec(scale=0.4, window=window)
+    spec = AttentionSpec(scale=0.4, reach=reach)
     pool = bounded_pool() if scattered else TinyKvPagedPool(page_size=4)
     kept = scatter_pages(pool) if scattered else []
     caches, alone, news, expected = [], [], [], []
@@ -135,10 +136,10 @@ def test_rows_of_a_step_see_their_own_sequence_and_nothing_else(
         caches[-1].sequence.reserve(length, length + 1)
         news.append(new)
         expected.append(alone[-1].attend(*new, spec))
-    pool.make_room(pool.keys[0])
+    pool.make_room(pool.arrays[0])
     rows = len(lengths) + padding
     tables = [cache.sequence.tables.by_kind[0] for cache in caches]
-    places = find_places(pool, tables, lengths, rows=rows, window=window)
+    places = find_places(pool, tables, lengths, rows=rows, reach=reach)
     assert (places.span is not None) == (rows == 1 and tables[0].start is not None)
     assert bool(kept) == scattered
     placement = Placement(
@@ -147,12 +148,14 @@ def test_rows_of_a_step_see_their_own_sequence_and_nothing_else(
         None if places.pages is None else mx.array(places.pages),
         places.span,
     )
-    seen = placement.mask(mx.array(lengths + [0] * padding), window, 4)
-    step = TinyKvPagedStep(pool.keys[0], pool.values[0], placement, seen, 4)
+    positions = mx.array(lengths + [0] * padding)
+    seen = placement.mask(positions, reach, 4)
+    step = TinyKvPagedStep(pool.arrays[0], placement, positions, seen, 4)
     q, k, v = (mx.concatenate([new[i] for new in news] + [mx.ones_like(news[0][i])] * padding) for i in range(3))
-    before = pool.keys[0]
+    before = list(pool.arrays[0])
     assert close(step.attend(q, k, v, spec)[: len(lengths)], mx.concatenate(expected))
-    assert pool.keys[0] is before and not mx.array_equal(step.keys, before)
+    for held, was, written in zip(pool.arrays[0], before, step.arrays, strict=True):
+        assert held is was and not mx.array_equal(written, was)
 
 
 def mixed_config(tmp_path: Path) -> Path:
@@ -195,14 +198,14 @@ def test_fault_35_windowed_layers_give_back_what_falls_behind_and_stay_exact(mix
         part = ids[start : start + size]
         assert close(logits(mixed, part, paged, start), logits(mixed, part, dense, start))
         start += size
-    windowed = [kind for kind, w in enumerate(mixed_windows(mixed)) if w]
+    windowed = [kind for kind, w in enumerate(mixed_reaches(mixed)) if w]
     tables = paged[0].sequence.tables
     assert len(tables.by_kind[windowed[0]].live) <= 4
     assert len(tables.by_kind[1 - windowed[0]].live) == 10
 
 
-def mixed_windows(model: ModelForCausalLM) -> list[int | None]:
-    return [kind.window for kind in KvPools(model.config, 4).manager.kinds]
+def mixed_reaches(model: ModelForCausalLM) -> list[Reach | None]:
+    return [kind.reach for kind in KvPools(model.config, 4).manager.kinds]
 
 
 def test_fault_36_all_layers_trim_alike_or_none(mixed: ModelForCausalLM) -> None:
@@ -253,7 +256,7 @@ def test_a_write_copies_nothing_however_large_the_pool(layers: int) -> None:
         pool = TinyKvPagedPool(16, layers=layers, manager=manager)
         whole = TinyKvPagedCache(pool)
         whole.sequence.reserve(0, pages * 16)
-        pool.make_room(qkv(1)[1])
+        pool.make_room(qkv(1)[1:])
         manager.release(whole.sequence.tables)
         cache = TinyKvPagedCache(pool)
         caches = [TinyKvPagedCache(pool, layer, cache.sequence) for layer in range(layers)]
@@ -262,7 +265,7 @@ def test_a_write_copies_nothing_however_large_the_pool(layers: int) -> None:
             mx.clear_cache()
             mx.reset_peak_memory()
             before = mx.get_active_memory()
-            mx.eval([one.attend(*qkv(size), spec) for one in caches], pool.keys, pool.values)
+            mx.eval([one.attend(*qkv(size), spec) for one in caches], pool.flat)
             peaks[-1] = max(peaks[-1], mx.get_peak_memory() - before)
     assert peaks[1] <= peaks[0] * 1.1 + 4096, f"a write needs {peaks} bytes in a small and a large pool"
 
@@ -270,5 +273,5 @@ def test_a_write_copies_nothing_however_large_the_pool(layers: int) -> None:
 def test_kinds_of_the_config_become_pools(mixed: ModelForCausalLM) -> None:
     config: Config = mixed.config
     pools = KvPools(config, 4)
-    assert sorted(pools.windows, key=str) == [6, None]
+    assert set(pools.reaches) == {Window(6), None}
     assert len(pools.layers) == config.num_hidden_layers

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tinyllm.config.reach import Chunk, Reach, Strided, Window
 from tinyllm.kv.pages import (
     PADDING,
     BlockTable,
@@ -242,17 +243,29 @@ def test_a_fork_shares_what_it_is_asked_to_and_is_released_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    "window, length, first", [(None, 9, 0), (1, 8, 2), (1, 7, 1), (4, 7, 1), (4, 6, 0), (9, 3, 0)]
+    "reach, length, first",
+    [
+        (None, 9, 0),
+        (Window(1), 8, 2),
+        (Window(1), 7, 1),
+        (Window(4), 7, 1),
+        (Window(4), 6, 0),
+        (Window(9), 3, 0),
+        (Chunk(8), 7, 0),
+        (Chunk(8), 8, 2),
+        (Chunk(6), 11, 1),
+        (Strided(2, 3), 99, 0),
+    ],
 )
-def test_the_first_page_that_a_query_sees(window: int | None, length: int, first: int) -> None:
-    assert PageKind(window, 2).first_page(length, page_size=4) == first
+def test_the_first_page_that_a_query_sees(reach: Reach | None, length: int, first: int) -> None:
+    assert PageKind(reach, 2).first_page(length, page_size=4) == first
 
 
 @given(st.integers(0, 30), st.integers(1, 9), st.sets(st.integers(0, 15)), st.sets(st.integers(0, 15)))
 def test_the_readable_length_is_the_largest_whose_query_sees_all(
     length: int, window: int, gone: set[int], gone_too: set[int]
 ) -> None:
-    kinds, size = [PageKind(None, 9), PageKind(window, 9), PageKind(2 * window, 9)], 2
+    kinds, size = [PageKind(None, 9), PageKind(Window(window), 9), PageKind(Window(2 * window), 9)], 2
 
     def page_at(kind: int, index: int) -> int:
         return int(index not in (set(), gone, gone_too)[kind])
@@ -261,7 +274,7 @@ def test_the_readable_length_is_the_largest_whose_query_sees_all(
         return all(
             page_at(number, position // size)
             for number, kind in enumerate(kinds)
-            for position in range(0 if kind.window is None else max(0, n - kind.window + 1), n)
+            for position in range(0 if kind.reach is None else kind.reach.first(n), n)
         )
 
     assert readable_length(length, kinds, size, page_at) == max(filter(sees_all, range(length + 1)))

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tinyllm.config.reach import Window
 from tinyllm.kv.pages import PADDING, IntegrityError, PageAllocator, PageKind
 from tinyllm.kv.prefix import ChainHash, PrefixIndex
 
@@ -18,7 +19,7 @@ class Fixture:
     """An index over kinds of these windows, with sequences that are written and given back at once."""
 
     def __init__(self, *windows: int | None, ceiling: int = 100, chain_hash: ChainHash = hash) -> None:
-        self.kinds = [PageKind(window, ceiling) for window in windows]
+        self.kinds = [PageKind(None if window is None else Window(window), ceiling) for window in windows]
         self.allocators = [PageAllocator(ceiling) for _ in windows]
         self.index = PrefixIndex(self.kinds, self.allocators, SIZE, chain_hash)
         self.held: list[int] = []  # pages of the first kind

@@ -12,6 +12,7 @@ import tiny
 from tinyllm._mx import mx
 from tinyllm.checkpoint.weights import WeightStore
 from tinyllm.config.config import Config
+from tinyllm.config.layers import AttentionConfig
 from tinyllm.model.attention import Attention, HeadNorm
 from tinyllm.model.linear import Projections
 from tinyllm.model.load import load_model
@@ -40,14 +41,15 @@ def normal(*shape: int) -> mx.array:
 @pytest.mark.parametrize("fused", [True, False])
 def test_the_norm_of_all_heads_is_that_of_q_and_that_of_k(tmp_path: Path, fused: bool) -> None:
     config, weights = stored(tmp_path, QWEN3)
-    shape, eps = config.layers[0].attention, config.layers[0].norm_eps
+    shape, eps = config.layers[0].attention, config.layers[0].norm.eps
+    assert isinstance(shape, AttentionConfig) and shape.qk_norm is not None
     x = normal(2, 3, shape.num_heads + shape.num_kv_heads, 8)
     q, k = mx.split(x, [shape.num_heads], axis=2)
     apart = [
         rms_norm(heads, weights.tensor(f"{ATTENTION}.{name}.weight"), eps, fused=fused)
         for heads, name in ((q, "q_norm"), (k, "k_norm"))
     ]
-    together = HeadNorm(ATTENTION, config, weights, replace(ModelFeatures(), fused_norm=fused))(x)
+    together = HeadNorm(ATTENTION, shape, shape.qk_norm, weights, replace(ModelFeatures(), fused_norm=fused))(x)
     assert close(together, mx.concatenate(apart, axis=2), 1e-6)
 
 

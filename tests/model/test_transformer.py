@@ -12,8 +12,9 @@ from tinyllm._mx import mx
 from tinyllm.checkpoint.weights import WeightStore
 from tinyllm.config.config import Config
 from tinyllm.kv.full import TinyKvFullCache
+from tinyllm.model.block import TransformerBlock
 from tinyllm.model.load import load_model
-from tinyllm.model.transformer import ModelForCausalLM, TransformerBlock
+from tinyllm.model.transformer import ModelForCausalLM
 from tinyllm.ops.attention import causal_mask
 from tinyllm.ops.features import ModelFeatures
 

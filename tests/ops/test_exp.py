@@ -10,9 +10,10 @@ import pytest
 import tiny
 
 from tinyllm._mx import mx
+from tinyllm.config.reach import Window
 from tinyllm.model.load import load_model
 from tinyllm.ops.activation import swiglu
-from tinyllm.ops.attention import _BLOCK, Mask, attention_polynomial, attention_reference, causal_mask
+from tinyllm.ops.attention import _BLOCK, AttentionSpec, Mask, attention_polynomial, attention_reference, causal_mask
 from tinyllm.ops.exp import LEAST_SIZE, exp, polynomial_exp
 from tinyllm.ops.features import ModelFeatures
 
@@ -61,11 +62,11 @@ def test_attention_equals_the_reference(heads: tuple[int, int], mask: str | None
     q, k, v = normal(2, heads[0], 30, 16), normal(2, heads[1], 50, 16, seed=1), normal(2, heads[1], 50, 16, seed=2)
     masks: dict[str | None, Mask] = {
         "causal": "causal",
-        "window": causal_mask(30, 50, 7),
+        "window": causal_mask(30, 50, Window(7)),
         "additive": normal(30, 50, seed=3) * 4,
         None: None,
     }
-    ways = [way(q, k, v, scale=0.4, mask=masks[mask]) for way in (attention_polynomial, attention_reference)]
+    ways = [way(q, k, v, AttentionSpec(0.4), masks[mask]) for way in (attention_polynomial, attention_reference)]
     assert mx.allclose(*ways, rtol=1e-5, atol=2e-6).item()
 
 
@@ -73,7 +74,7 @@ def test_attention_equals_the_reference(heads: tuple[int, int], mask: str | None
 @pytest.mark.parametrize("past", [0, 70])
 def test_blocks_of_causal_queries_see_what_the_whole_sees(seq: int, past: int) -> None:
     q, k, v = normal(1, 4, seq, 8), normal(1, 2, past + seq, 8, seed=1), normal(1, 2, past + seq, 8, seed=2)
-    ways = [way(q, k, v, scale=0.4, mask="causal") for way in (attention_polynomial, attention_reference)]
+    ways = [way(q, k, v, AttentionSpec(0.4), "causal") for way in (attention_polynomial, attention_reference)]
     assert mx.allclose(*ways, rtol=1e-5, atol=2e-6).item()
 
 
@@ -81,9 +82,9 @@ def test_one_query_with_a_mask_a_row_sees_what_its_row_shows() -> None:
     q, k, v = normal(3, 6, 1, 16), normal(3, 2, 40, 16, seed=1), normal(3, 2, 40, 16, seed=2)
     lengths = [1, 17, 40]
     mask = (mx.arange(40) < mx.array(lengths)[:, None])[:, None, None]
-    rows = [attention_reference(q[i : i + 1], k[i : i + 1, :, :n], v[i : i + 1, :, :n], scale=0.3, mask=None)
+    rows = [attention_reference(q[i : i + 1], k[i : i + 1, :, :n], v[i : i + 1, :, :n], AttentionSpec(0.3), None)
             for i, n in enumerate(lengths)]  # fmt: skip
-    masked = attention_polynomial(q, k, v, scale=0.3, mask=mask)
+    masked = attention_polynomial(q, k, v, AttentionSpec(0.3), mask)
     assert mx.allclose(masked, mx.concatenate(rows), rtol=1e-5, atol=2e-6).item()
 
 

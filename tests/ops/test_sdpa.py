@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tinyllm._mx import mx
+from tinyllm.config.reach import Window
 from tinyllm.ops.attention import AttentionSpec, attention, causal_mask
 
 
@@ -34,7 +35,7 @@ def test_the_fused_kernel_equals_its_reference(heads: int, kv_heads: int, seq: i
         "causal": "causal",
         "boolean": causal_mask(seq, keys),
         "additive": mx.random.normal((seq, keys), key=mx.random.key(5)),
-        "windowed": causal_mask(seq, keys, 2),
+        "windowed": causal_mask(seq, keys, Window(2)),
         "for each head": mx.random.normal((1, heads, seq, keys), key=mx.random.key(6)),
     }[kind]
     fused = attention(q, k, v, AttentionSpec(0.3), mask)
@@ -81,7 +82,7 @@ def test_the_last_query_sees_the_last_key_and_no_query_sees_a_later_one(fused: b
 
 @pytest.mark.parametrize(("seq", "keys", "window"), [(1, 1, 1), (4, 4, 2), (3, 8, 3), (5, 5, 99), (2, 6, 1)])
 def test_a_window_counts_the_query_itself(seq: int, keys: int, window: int) -> None:
-    mask = np.array(causal_mask(seq, keys, window))
+    mask = np.array(causal_mask(seq, keys, Window(window)))
     for row in range(seq):
         position = keys - seq + row
         seen = set(np.flatnonzero(mask[row]).tolist())
