@@ -8,6 +8,7 @@ from pathlib import Path
 from tinyllm._mx import mx
 from tinyllm.checkpoint.weights import WeightStore
 from tinyllm.config.config import Config
+from tinyllm.config.tensors import tensor_shapes
 from tinyllm.model.transformer import ModelForCausalLM
 from tinyllm.ops.features import ModelFeatures
 
@@ -40,8 +41,13 @@ def expected(name: str) -> tuple[mx.array, mx.array]:
 
 
 def build(config: Config, folder: Path, features: ModelFeatures) -> ModelForCausalLM:
-    """Make a float32 model of a folder's weights as `config`, which need not be the folder's own, has it."""
-    return ModelForCausalLM(config, WeightStore.from_path(folder).cast(mx.float32), features)
+    """Make a float32 model of a folder's weights as `config`, which need not be the folder's own, has it.
+
+    Biases are seen in the files: those that `config` has not are left out.
+    """
+    store, asked = WeightStore.from_path(folder), tensor_shapes(config)
+    kept = {name: store._tensors[name] for name in store.names if not name.endswith(".bias") or name in asked}
+    return ModelForCausalLM(config, WeightStore(kept, store.config).cast(mx.float32), features)
 
 
 def run(model: ModelForCausalLM, ids: mx.array, pieces: list[int], page_size: int | None = None) -> mx.array:

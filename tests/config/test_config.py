@@ -205,16 +205,31 @@ def test_a_window_in_a_family_without_one_is_refused_by_name() -> None:
 # What is unknown.
 
 
-@pytest.mark.parametrize("model_type", ["lama", "gpt2", "", "LLAMA", "../llama"])
+@pytest.mark.parametrize("model_type", ["lama", "llama17", "", "LLAMA", "../llama"])
 def test_an_unknown_model_type_is_refused_with_the_nearest_known(model_type: str) -> None:
     with pytest.raises(UnsupportedModelError, match="llama"):
         read(model_type=model_type)
 
 
-@pytest.mark.parametrize("activation", ["gelu", "gelu_pytorch_tanh", "relu", "", "SiLU"])
+@pytest.mark.parametrize("activation", ["quick_gelu", "tanh", "relu6", "", "SiLU"])
 def test_another_activation_is_refused_by_name(activation: str) -> None:
     with pytest.raises(UnsupportedModelError, match=f"activation '{activation}'"):
         read(hidden_act=activation)
+
+
+@pytest.mark.parametrize(
+    ("said", "activation"),
+    [
+        ("swish", "silu"),
+        ("gelu", "gelu"),
+        ("gelu_new", "gelu_tanh"),
+        ("gelu_pytorch_tanh", "gelu_tanh"),
+        ("gelu_fast", "gelu_tanh"),
+        ("relu2", "relu2"),
+    ],
+)
+def test_names_of_one_activation_are_one(said: str, activation: str) -> None:
+    assert [layer.feed_forward.activation for layer in read(hidden_act=said).layers] == [activation] * 2
 
 
 @pytest.mark.parametrize(

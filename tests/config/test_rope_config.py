@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from reprlib import repr as brief
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import tiny
 
 from tinyllm.config.config import Config
-from tinyllm.config.rope import LinearScaling, Llama3Scaling, RopeConfig, YarnScaling
+from tinyllm.config.rope import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, RopeConfig, YarnScaling
 from tinyllm.errors import ConfigError, MissingKeyError, UnknownKeyError, UnsupportedModelError
 
 LINEAR = {"factor": 4.0}
@@ -56,7 +57,7 @@ def test_fault_09_null_is_no_scaling(said: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("dialect", ["rope_scaling", "rope_parameters"])
 @pytest.mark.parametrize("key", ["type", "rope_type"])
-@pytest.mark.parametrize("name", ["dynamic", "longrope", "su", "mrope", "ntk-by-parts", "invented"])
+@pytest.mark.parametrize("name", ["mrope", "ntk-by-parts", "proportional", "invented"])
 def test_fault_09_an_unknown_type_is_refused_by_name(dialect: str, key: str, name: str) -> None:
     with pytest.raises(UnsupportedModelError, match=f"RoPE of type '{name}'"):
         ropes(**{dialect: {key: name, "factor": 2.0}})
@@ -205,5 +206,69 @@ def test_rope_parameters_of_the_wrong_type_are_refused(dialect: str, value: Any)
 
 @pytest.mark.parametrize("value", [[1], "default", 1, True], ids=repr)
 def test_nested_parameters_of_the_wrong_type_are_refused(value: Any) -> None:
-    with pytest.raises(ConfigError, match="rope_parameters: 'full_attention'"):
+    with pytest.raises(ConfigError, match=r"rope_parameters: .*full_attention"):
         ropes(rope_parameters={"full_attention": value})
+
+
+# What depends on the length of the sequence.
+
+LONG: dict[str, Any] = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.5, 2.0, 2.5],
+    "long_factor": [2, 4.0, 8.0, 16.0],
+    "original_max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize("dialect", ["rope_scaling", "rope_parameters"])
+def test_dynamic_starts_from_the_models_length(dialect: str) -> None:
+    """The reference does not read the original one that some files give."""
+    said = {"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 7}
+    scaling = ropes(**{dialect: said}, max_position_embeddings=256)[0].scaling
+    assert scaling == DynamicScaling(factor=2.0, original_max_position_embeddings=256)
+    assert ropes(**{dialect: said})[0].boundary is None
+
+
+@pytest.mark.parametrize("name", ["longrope", "su"])
+@pytest.mark.parametrize(
+    ("said", "attention_factor"),
+    [
+        ({}, math.sqrt(1 + math.log(4) / math.log(64))),  # of the lengths' ratio
+        ({"factor": 2.0}, math.sqrt(1 + math.log(2) / math.log(64))),
+        ({"factor": 1.0}, 1.0),
+        ({"attention_factor": 1.25, "factor": 2.0}, 1.25),
+    ],
+    ids=repr,
+)
+def test_longrope_has_two_lists_and_one_factor(name: str, said: dict[str, Any], attention_factor: float) -> None:
+    rope = ropes(rope_scaling={**LONG, "rope_type": name, **said}, max_position_embeddings=256)[0]
+    scaling = rope.scaling
+    assert isinstance(scaling, LongRopeScaling)
+    assert (scaling.short_factor, scaling.long_factor) == ((1.0, 1.5, 2.0, 2.5), (2, 4.0, 8.0, 16.0))
+    assert scaling.attention_factor == pytest.approx(attention_factor)
+    assert scaling.original_max_position_embeddings == rope.boundary == 64
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"short_factor": [1.0] * 3},
+        {"long_factor": [1.0] * 5},
+        {"long_factor": [1.0, 1.0, 1.0, "1"]},
+        {"long_factor": [1.0, 1.0, 1.0, True]},
+        {"short_factor": [1.0, 0, 1.0, 1.0]},
+        {"short_factor": [1.0, float("nan"), 1.0, 1.0]},
+        {"short_factor": None},
+    ],
+    ids=repr,
+)
+def test_longrope_needs_a_number_for_each_pair(change: dict[str, Any]) -> None:
+    [name] = change
+    with pytest.raises(ConfigError, match=name):
+        ropes(rope_scaling={**LONG, **change})
+
+
+def test_longrope_needs_the_length_that_it_was_trained_at() -> None:
+    said = {name: value for name, value in LONG.items() if not name.startswith("original")}
+    with pytest.raises(MissingKeyError, match="original_max_position_embeddings"):
+        ropes(rope_scaling=said)
