@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -54,11 +54,15 @@ def load_subject(
 
 
 def held_bytes(part: object) -> int:
-    """Bytes of all arrays that a part of the network holds."""
+    """Bytes of all arrays that a part of the network holds; what several parts of it share is counted once."""
+    return sum({id(held): held.nbytes for held in _held(part)}.values())
+
+
+def _held(part: object) -> Iterator[mx.array | DenseWeight]:
     if isinstance(part, (mx.array, DenseWeight)):
-        return part.nbytes
-    if isinstance(part, (list, tuple)):
-        return sum(map(held_bytes, part))
-    if type(part).__module__.startswith("tinyllm."):
-        return sum(map(held_bytes, vars(part).values()))
-    return 0
+        yield part
+    elif isinstance(part, (list, tuple)):
+        for each in part:
+            yield from _held(each)
+    elif type(part).__module__.startswith("tinyllm."):
+        yield from _held(list(vars(part).values()))
