@@ -13,6 +13,7 @@ from tinyllm.config.layers import (
     LayerConfig,
     MLPConfig,
     NormConfig,
+    QkNorm,
     RouterConfig,
 )
 from tinyllm.config.reach import Chunk, Strided, Window
@@ -20,7 +21,7 @@ from tinyllm.config.rope import Llama3Scaling, LongRopeScaling, RopeConfig, Yarn
 from tinyllm.config.tensors import tensor_shapes
 from tinyllm.errors import UnsupportedModelError
 from tinyllm.model.block import block_of
-from tinyllm.ops.rope import rope_attention_factor
+from tinyllm.ops.rope import rope_attention_factor, rope_wavelengths
 
 Path = tuple[str, ...]
 Others = Mapping[str, Any]  # what is said of them -> other values
@@ -32,9 +33,9 @@ OTHERWISE = {
     (RouterConfig, "epsilon"),
     (RouterConfig, "scoring"),
     (RouterConfig, "renormalise"),
+    (QkNorm, "after_rope"),
 }
 LEAST_EPS = 1e-3  # smaller ones do not show
-OTHER_ACTIVATION = {"silu": "relu", "gelu": "relu", "gelu_tanh": "relu", "relu": "silu", "relu2": "relu"}
 
 
 def mutants(config: Config) -> Iterator[tuple[str, Config]]:
@@ -138,7 +139,12 @@ def _eps(owner: NormConfig) -> Others:
 
 
 def _activation(owner: MLPConfig) -> Others:
-    return {} if owner.limit is not None else {"other": OTHER_ACTIVATION[owner.activation]}
+    return {} if owner.limit is not None else {"other": "silu" if owner.activation.startswith("relu") else "relu"}
+
+
+def _after_rope(owner: QkNorm) -> Others:
+    """Where there is no weight, a rotation changes no norm."""
+    return {"other": not owner.after_rope} if owner.norm.weight and owner.over != "whole" else {}
 
 
 def _top_k(owner: RouterConfig) -> Others:
@@ -183,7 +189,9 @@ def _ropes(rope: RopeConfig) -> Iterator[tuple[str, RopeConfig]]:
         yield "low_freq_factor", scaled(low_freq_factor=2.0)
         yield "high_freq_factor", scaled(high_freq_factor=3.0)
     if isinstance(scaling, YarnScaling):
-        yield "truncate", scaled(truncate=not scaling.truncate)
+        other = scaled(truncate=not scaling.truncate)
+        if rope_wavelengths(other) != rope_wavelengths(rope):  # ends may lie beyond a head either way
+            yield "truncate", other
         yield "beta_slow", scaled(beta_slow=0.2)
         yield "original", scaled(original_max_position_embeddings=256)
         if rope_attention_factor(rope) != 1:
@@ -199,6 +207,7 @@ OTHERS: Mapping[tuple[type, str], Callable[[Any], Others]] = {
     (LatentAttentionConfig, "rope"): _rope,
     (NormConfig, "eps"): _eps,
     (MLPConfig, "activation"): _activation,
+    (QkNorm, "after_rope"): _after_rope,
     (RouterConfig, "top_k"): _top_k,
     (RouterConfig, "scoring"): _scoring,
     (RouterConfig, "renormalise"): _renormalise,

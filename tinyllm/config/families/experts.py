@@ -66,7 +66,7 @@ def _every_step_but_listed(reader: ConfigReader, layers: int) -> tuple[bool, ...
     """Every `decoder_sparse_step`-th layer (Qwen) but those of `mlp_only_layers`, if there are experts at all."""
     step = reader.read(Key("decoder_sparse_step", int, 1, minimum=1))
     dense = _layer_numbers(reader, "mlp_only_layers") or ()
-    any_experts = reader.read(_QWEN_EXPERTS) > 0
+    any_experts = not reader.has("num_experts") or reader.read(_QWEN_EXPERTS) > 0
     return tuple(any_experts and (i + 1) % step == 0 and i not in dense for i in range(layers))
 
 
