@@ -27,7 +27,7 @@ ENGINES: Mapping[str, Mapping[str, Any]] = {
     "paged": {"compiled": False, "page_size": PAGE},
     "dense": {"compiled": False, "kv": "dense"},
 }
-COMPILED = ("llama",)
+COMPILED = ("llama", "mistral", "gpt_oss")
 
 
 def folder_of(family: str) -> str:
