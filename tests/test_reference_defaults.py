@@ -43,6 +43,9 @@ IN_CODE: dict[str, dict[str, Any]] = {
     "glm4_moe": {"partial_rotary_factor": 0.5},
     "nemotron": {"partial_rotary_factor": 0.5},
     "stablelm": {"partial_rotary_factor": 0.25},
+    "qwen3_next": {"partial_rotary_factor": 0.25, "full_attention_interval": 4},
+    "qwen3_5_text": {"partial_rotary_factor": 0.25, "full_attention_interval": 4},
+    "qwen3_5_moe_text": {"partial_rotary_factor": 0.25, "full_attention_interval": 4},
     "glm4_moe_lite": {"first_k_dense_replace": 1},  # as `mlp_layer_types`
 }
 

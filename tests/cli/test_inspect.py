@@ -206,10 +206,10 @@ def test_an_unknown_family_is_refused_with_those_that_are_near(tmp_path: Path) -
 
 def test_a_plan_for_a_machine_is_shown(qwen3: Path) -> None:
     page = show(qwen3, "--fit", "16GB", "--context", "32768")
-    assert "on a Mac with 14.9 GiB, of which Metal lends 9.9 GiB at least:" in page
-    assert re.search(r"^  KV cache +up to [\d.]+ GiB  1 sequence of 32,768 tokens", page, re.MULTILINE)
+    assert "on a Mac with 16.0 GiB, of which Metal lends 10.7 GiB at least:" in page
+    assert re.search(r"^  KV cache +up to [\d.]+ GiB  2 sequences of 32,768 tokens", page, re.MULTILINE)
     plan = report(qwen3, "--fit", "16GB", "--context", "32768")["plan"]
-    assert (plan["context"], plan["available_bytes"]) == (32768, 16_000_000_000 * 2 // 3)
+    assert (plan["context"], plan["available_bytes"]) == (32768, (16 << 30) * 2 // 3)
     assert plan["wired_bytes"] <= plan["available_bytes"]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -73,7 +74,8 @@ def inspect(
 def _read_fit(text: str) -> int:
     from tinyllm.engine.plan import read_size
 
-    size = read_size("--fit", text)
+    binary = re.sub(r"(?i)(?<=[kmgt])b$", "iB", text.strip())  # memory is sold as 16 GB, and has 16 GiB
+    size = read_size("--fit", binary)
     if not isinstance(size, int):
         raise UsageError(f"--fit must be the memory of a machine (16GB), not a share of it: {text!r}")
     return size
