@@ -49,6 +49,11 @@ def config_of(*, splits: tuple[Split, ...] = (), mixture: MoeConfig | None = Non
     return replace(config, layers=(layer,), family=replace(config.family, splits=splits, **family))
 
 
+def turned(module: str) -> tuple[tuple[str, str], ...]:
+    """Return the renames of a family whose matrices of some modules stand as (in, out)."""
+    return ((rf"({module})\.weight$", r"\1.transposed"),)
+
+
 def tensors_of(config: Config) -> Tensors:
     """Return every tensor that the network needs; no two elements are alike."""
     shapes = tensor_shapes(config)
@@ -114,7 +119,7 @@ def test_parts_of_a_fused_matrix_and_of_its_bias_are_found(
     parent, module, parts, pieces, fuse = FUSED[form]
     config = config_of(
         splits=(Split(f".{module}", pieces),),
-        transposed=rf"\.{module}$" if transposed else None,
+        renames=turned(rf"\.{module}") if transposed else (),
         attention_bias=True,
         mlp_bias=True,
     )
@@ -142,7 +147,7 @@ def test_a_query_and_its_gate_are_told_apart(tmp_path: Path, bias: bool) -> None
 
 
 def test_a_matrix_that_stands_transposed_is_turned(tmp_path: Path) -> None:
-    config = config_of(transposed=r"mlp\.down_proj$", mlp_bias=True)
+    config = config_of(renames=turned(r"mlp\.down_proj"), mlp_bias=True)
     canonical = tensors_of(config)
     name = f"{MLP}.down_proj.weight"
     check(tmp_path, config, {**canonical, name: np.ascontiguousarray(canonical[name].T)}, canonical)
@@ -202,7 +207,7 @@ def test_fused_experts_are_taken_apart(tmp_path: Path, form: str, stacked: bool,
     config = config_of(
         splits=(Split(f".{module}", pieces),),
         mixture=MIXTURE,
-        transposed=r"experts\.(gate_up|down)_proj$" if transposed else None,
+        renames=turned(r"experts\.(?:\d+\.)?(?:gate_up|down)_proj") if transposed else (),
     )
     canonical = tensors_of(config)
     stored = dict(canonical)
@@ -275,7 +280,7 @@ def test_a_part_that_is_there_beside_the_fused_one_is_refused(tmp_path: Path) ->
 def test_a_fused_tensor_of_another_width_is_refused(tmp_path: Path, leaf: str, transposed: bool) -> None:
     config = config_of(
         splits=(Split(".qkv_proj", stacked_qkv),),
-        transposed=r"\.qkv_proj$" if transposed else None,
+        renames=turned(r"\.qkv_proj") if transposed else (),
         attention_bias=True,
     )
     stored = tensors_of(config)

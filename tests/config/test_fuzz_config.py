@@ -44,8 +44,9 @@ KEYS = [
 FOLDERS = sorted((Path(__file__).parents[1] / "golden").glob("*/config.json"), reverse=True)
 SOUND = {
     values["model_type"]: values
-    for values in (json.loads(path.read_text()) for path in FOLDERS)
-    if values["model_type"] in FAMILIES
+    for whole in (json.loads(path.read_text()) for path in FOLDERS)
+    for values in (whole.get("text_config", whole),)
+    if values.get("model_type") in FAMILIES
 }
 
 

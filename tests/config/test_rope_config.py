@@ -57,7 +57,7 @@ def test_fault_09_null_is_no_scaling(said: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("dialect", ["rope_scaling", "rope_parameters"])
 @pytest.mark.parametrize("key", ["type", "rope_type"])
-@pytest.mark.parametrize("name", ["mrope", "ntk-by-parts", "proportional", "invented"])
+@pytest.mark.parametrize("name", ["mrope", "ntk-by-parts", "axial", "invented"])
 def test_fault_09_an_unknown_type_is_refused_by_name(dialect: str, key: str, name: str) -> None:
     with pytest.raises(UnsupportedModelError, match=f"RoPE of type '{name}'"):
         ropes(**{dialect: {key: name, "factor": 2.0}})
