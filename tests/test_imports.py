@@ -28,6 +28,7 @@ FLOORS = (
     {"model"},
     {"engine", "text"},
     {"anatomy", "bench", "llm", "doctor"},
+    {"chat"},
     {"cli"},
     {"__main__"},
 )

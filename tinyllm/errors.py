@@ -23,6 +23,7 @@
     ├── ChatTemplateError             the template is absent, broken, unsafe, or rejects the messages
     ├── ContextLengthError            more tokens than the model can attend to
     ├── PrefixFileError               a saved prefix is damaged, or was made with something else
+    ├── ChatFileError                 a saved conversation is absent, damaged, or cannot be written
     ├── NonFiniteLogitsError          the network produced inf or NaN
     ├── SlowerError                   exit 3: a benchmark is slower than an earlier one by more than was allowed
     └── DisagreementError             a checkpoint whose logits are known gives others on this machine
@@ -131,6 +132,10 @@ class ContextLengthError(TinyllmError):
 
 class PrefixFileError(TinyllmError):
     """A saved prefix is damaged, or was made with another model or other settings, or from another text."""
+
+
+class ChatFileError(TinyllmError):
+    """A saved conversation is not there, is damaged, or cannot be written."""
 
 
 class NonFiniteLogitsError(TinyllmError):

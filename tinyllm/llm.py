@@ -183,6 +183,16 @@ class LLM:
         self.plan = self._worker.call(_plan_of)
         self.load_s = perf_counter() - started
 
+    @property
+    def sampling(self) -> Mapping[str, Any]:
+        """The sampling values that generation_config.json states, by their names in `SamplingParams`."""
+        return dict(self._defaults)
+
+    @property
+    def context(self) -> int:
+        """How many tokens a prompt and its answer may have together."""
+        return self.plan.context
+
     @overload
     def generate(self, prompt: str, *, parse_special: bool = False, **settings: Unpack[Settings]) -> Answer: ...
 

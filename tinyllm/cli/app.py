@@ -10,6 +10,7 @@ import typer
 from tinyllm import __version__
 from tinyllm.cli import console
 from tinyllm.cli.bench import bench
+from tinyllm.cli.chat import chat
 from tinyllm.cli.doctor import doctor
 from tinyllm.cli.generate import generate
 from tinyllm.cli.inspect import inspect
@@ -29,6 +30,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(generate)
+app.command()(chat)
 app.command()(bench)
 app.command()(doctor)
 app.command()(inspect)

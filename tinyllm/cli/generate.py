@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tinyllm.chat.interrupt import cancelling
 from tinyllm.cli import console, options
 from tinyllm.cli.asking import Asking
 from tinyllm.cli.prompt import read_prompt
@@ -260,7 +259,7 @@ def _told(values: Mapping[str, Any]) -> list[str]:
 
 def _report(llm: LLM, answer: Answer, chunks_of: Iterator[Chunk]) -> tuple[dict[str, Any], bool]:
     """Return what --json prints, and whether Ctrl-C ended the answer early: what there is of it is printed too."""
-    with _cancelling(answer) as interrupted:
+    with cancelling(answer) as interrupted:
         chunks = list(chunks_of)
     statistics = chunks[-1].statistics
     assert statistics is not None
@@ -285,20 +284,3 @@ def _report(llm: LLM, answer: Answer, chunks_of: Iterator[Chunk]) -> tuple[dict[
         "context": statistics.context,
     }
     return report, bool(interrupted)
-
-
-@contextmanager
-def _cancelling(answer: Answer) -> Iterator[list[int]]:
-    """Let the first Ctrl-C cancel the answer (it is then in the list); a second one interrupts as ever."""
-    interrupted: list[int] = []
-
-    def cancel(number: int, frame: object) -> None:
-        interrupted.append(number)
-        signal.signal(signal.SIGINT, before)
-        answer.cancel()
-
-    before = signal.signal(signal.SIGINT, cancel)
-    try:
-        yield interrupted
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -34,6 +34,12 @@ Temperature = Annotated[
         metavar="T", help="0 takes the likeliest token; higher is more random. Default: as the model says, else 0."
     ),
 ]
+ChatTemperature = Annotated[
+    float | None,
+    typer.Option(
+        metavar="T", help="0 takes the likeliest token. Default: as the model says, else 0.7 with top-p 0.95."
+    ),
+]
 TopP = Annotated[
     float | None, typer.Option(metavar="P", help="Draw among the likeliest tokens that make up probability P.")
 ]

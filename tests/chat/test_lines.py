@@ -1,0 +1,29 @@
+"""Lines, before any terminal is there."""
+
+from __future__ import annotations
+
+import pytest
+
+from tinyllm.chat.lines import fit, is_open
+from tinyllm.chat.repl import unquoted
+
+
+@pytest.mark.parametrize(
+    ("text", "opened"),
+    [("hi", False), ('"""', True), ('"""a', True), ('"""a\nb"""', False), ('""" """', False), ('say """', False)],
+)
+def test_quotation_marks_hold_a_message_open(text: str, opened: bool) -> None:
+    assert is_open(text) is opened
+
+
+def test_what_stands_between_is_the_message() -> None:
+    assert unquoted('"""\na\n  b\n"""') == "a\n  b"
+    assert unquoted('"""/help"""') == "/help"
+    assert unquoted(" plain ") == " plain "
+
+
+def test_a_footer_leaves_out_what_does_not_fit() -> None:
+    parts = ["model", "1 of 2 tokens", "3 tokens/s"]
+    assert fit(parts, 80) == "model · 1 of 2 tokens · 3 tokens/s"
+    assert fit(parts, 25) == "model · 1 of 2 tokens"
+    assert fit(parts, 7) == "model" and fit(parts, 3) == "mod" and fit([], 9) == ""

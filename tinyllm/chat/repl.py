@@ -1,0 +1,154 @@
+"""The loop: a line is read, and is a command or a message; a message is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Protocol
+
+from tinyllm.chat.commands import find_command
+from tinyllm.chat.interrupt import cancelling
+from tinyllm.chat.lines import fit
+from tinyllm.chat.session import Session
+from tinyllm.chat.transcript import Saved, Transcript
+from tinyllm.errors import TinyllmError
+
+if TYPE_CHECKING:
+    from tinyllm.chat.screen import Screen
+    from tinyllm.llm import LLM, Statistics
+
+_NEARLY_FULL = 0.85  # of the context
+
+
+class Lines(Protocol):
+    """Where a person's lines come from; `edits` says whether a line can be given to be changed.
+
+    `footer` makes the line at the foot, of so many columns, where there is a place for it.
+    """
+
+    edits: bool
+    footer: Callable[[int], str]
+
+    def read(self, draft: str) -> str | None:
+        """Return the next line, which begins as `draft`; None when there is none any more."""
+
+
+class Repl:
+    """One chat. `load` finds and loads a model by the name that a person gives, and returns it with its name."""
+
+    def __init__(
+        self,
+        session: Session,
+        lines: Lines,
+        screen: Screen,
+        *,
+        load: Callable[[str], tuple[LLM, str]],
+        figures: Callable[[Statistics], Iterator[str]],
+        complain: Callable[[str], None],
+    ) -> None:
+        self.session = session
+        self.lines = lines
+        self.screen = screen
+        self.figures = figures
+        self.attached: list[str] = []
+        self.draft = ""
+        self.over = False
+        self._load = load
+        self._complain = complain
+        self._counted: tuple[object, int] = (None, 0)
+
+    def run(self) -> None:
+        """Go on until the lines end, or /exit. What goes wrong in a turn is told, and is no end."""
+        while not self.over:
+            draft, self.draft = self.draft, ""
+            line = self.lines.read(draft)
+            if line is None:
+                return
+            try:
+                self.take(line)
+            except TinyllmError as error:
+                self._complain(str(error))
+
+    def take(self, line: str) -> None:
+        """Do what a line says. Raises TinyllmError."""
+        text = unquoted(line)
+        if not text.strip():
+            return
+        if text == line and text.startswith("/") and not text.startswith("//"):
+            name, _, argument = text[1:].strip().partition(" ")
+            message = find_command(name).run(self, argument.strip())
+        else:
+            message = text[1:] if text.startswith("//") else text
+            message = "\n\n".join([*self.attached, message])
+        if message is not None:
+            self.answer(message)
+
+    def answer(self, message: str) -> None:
+        """Have a message answered. Ctrl-C ends the answer, and no more. Raises TinyllmError."""
+        dropped = self.session.dropped
+        answer, chunks = self.session.ask(message)
+        if self.session.dropped > dropped:
+            self.screen.tell(f"({self.session.dropped - dropped} of the oldest messages are forgotten)")
+        self.attached.clear()
+        reply = self.screen.reply()
+        reason = None
+        with cancelling(answer):
+            try:
+                for chunk in chunks:
+                    reply.think(chunk.reasoning)
+                    reply.say(chunk.text)
+                    reason = chunk.finish_reason
+            finally:
+                reply.finish()
+        self._say_how_it_ended(reason)
+
+    def footer(self, width: int) -> str:
+        """Say in one line, of so many columns, what answers, how full the context is, and how fast it went."""
+        session, conversation = self.session, self.session.conversation
+        state = (id(conversation), len(conversation.messages), conversation.system, session.model)
+        if self._counted[0] != state:
+            self._counted = state, session.tokens()
+        used, context, statistics = self._counted[1], session.llm.context, session.statistics
+        parts = [session.title, f"{used:,} of {context:,} tokens, {context - used:,} left"]
+        if statistics is not None:
+            parts += [f"{statistics.decode_tps:.1f} tokens/s", f"first token {statistics.ttft_s:.2f} s"]
+        return fit(parts, width)
+
+    def _say_how_it_ended(self, reason: str | None) -> None:
+        session = self.session
+        used, context = session.tokens(), session.llm.context
+        if reason == "cancelled":
+            self.screen.tell("(stopped)")
+        elif reason == "length" and session.statistics is not None:
+            s = session.statistics
+            full = s.prompt_tokens + s.completion_tokens >= context
+            self.screen.tell("(the context is full)" if full else "(cut off: max_tokens)")
+        if used >= _NEARLY_FULL * context and session.overflow == "stop":
+            self.screen.tell(
+                f"({used:,} of the context's {context:,} tokens are used: /undo or /clear, or start with --overflow"
+                " shift)"
+            )
+
+    def switch_model(self, name: str) -> None:
+        """Have another model go on with the conversation. Raises TinyllmError, and then the old one stays."""
+        llm, found = self._load(name)
+        self.session.llm.close()
+        self.session.llm, self.session.model = llm, found
+        self.session.statistics = None
+
+    def resume(self, transcript: Transcript, saved: Saved) -> None:
+        """Go on with a saved conversation."""
+        session = self.session
+        session.begin(saved.conversation, transcript)
+        session.settings = dict(saved.settings)
+        turns = len(saved.conversation.messages)
+        other = f", held with {saved.model}" if saved.model != session.model else ""
+        torn = "; its last line was cut off" if saved.torn else ""
+        self.screen.tell(f"{transcript.name}: {turns} messages{other}{torn}")
+
+
+def unquoted(line: str) -> str:
+    """Return what stands between three quotation marks, where a line begins with them; else the line."""
+    stripped = line.strip()
+    if not stripped.startswith('"""'):
+        return line
+    return stripped.removeprefix('"""').removesuffix('"""').strip("\n")

@@ -1,0 +1,159 @@
+"""What a person sees of a chat: on a terminal with Rich, or as plain text."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from time import monotonic
+from typing import Protocol
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from tinyllm.chat.markdown_stream import MarkdownStream, Tail, dimmed
+
+_THOUGHT_LINES = 6
+_REDRAW_S = 0.06
+
+
+class Reply(Protocol):
+    """One answer as it is shown."""
+
+    def think(self, text: str) -> None:
+        """Show a piece of reasoning."""
+
+    def say(self, text: str) -> None:
+        """Show a piece of the answer."""
+
+    def finish(self) -> None:
+        """The answer is over."""
+
+
+class Screen(Protocol):
+    """Where a chat shows what is said."""
+
+    @property
+    def width(self) -> int:
+        """Columns."""
+
+    def reply(self) -> Reply:
+        """Begin to show an answer."""
+
+    def tell(self, text: str) -> None:
+        """Say something that neither side has said."""
+
+    def clear(self) -> None:
+        """Take away what is shown of the present."""
+
+
+class PlainScreen:
+    """Answers as they are, on stdout through `write`, and what is told on stderr."""
+
+    width = 80
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+
+    def reply(self) -> PlainReply:
+        """Begin an answer."""
+        return PlainReply(self._write)
+
+    def tell(self, text: str) -> None:
+        """Print to stderr."""
+        print(text, file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Nothing is taken away."""
+
+
+class PlainReply:
+    """Text as it comes, ended by a line break; reasoning is not shown."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+        self._last = ""
+
+    def think(self, text: str) -> None:
+        """Reasoning is no part of the answer."""
+
+    def say(self, text: str) -> None:
+        """Write a piece."""
+        self._write(text)
+        self._last = text or self._last
+
+    def finish(self) -> None:
+        """End the line."""
+        if not self._last.endswith("\n"):
+            self._write("\n")
+
+
+class RichScreen:
+    """Markdown on a terminal."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(highlight=False)
+
+    @property
+    def width(self) -> int:
+        """Columns of the terminal, now."""
+        return self._console.width
+
+    def reply(self) -> RichReply:
+        """Begin an answer."""
+        return RichReply(self._console)
+
+    def tell(self, text: str) -> None:
+        """Print dimmed."""
+        self._console.print(dimmed(text))
+
+    def clear(self) -> None:
+        """Clear the screen."""
+        self._console.clear()
+
+
+class RichReply:
+    """Reasoning dimmed while it lasts, and then folded into one line; the answer as Markdown."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._markdown = MarkdownStream(console)
+        self._thought = ""
+        self._thinking_since = 0.0
+        self._drawn_at = 0.0
+        self._live: Live | None = None
+
+    def think(self, text: str) -> None:
+        """Show the last lines of what is thought."""
+        if not text:
+            return
+        if self._live is None:
+            self._thinking_since = self._thinking_since or monotonic()
+            self._live = Live(console=self._console, transient=True, auto_refresh=False)
+            self._live.start()
+        self._thought += text
+        if monotonic() - self._drawn_at >= _REDRAW_S:
+            lines = self._thought.strip("\n").splitlines()[-_THOUGHT_LINES:]
+            self._live.update(Tail(Text("\n".join(lines), style="dim italic")), refresh=True)
+            self._drawn_at = monotonic()
+
+    def say(self, text: str) -> None:
+        """Show a piece of the answer."""
+        if text:
+            self._fold()
+            self._markdown.add(text)
+
+    def finish(self) -> None:
+        """Show what the answer has become."""
+        self._fold()
+        self._markdown.finish()
+        self._console.print()
+
+    def _fold(self) -> None:
+        if self._live is None:
+            return
+        self._live.stop()
+        self._live = None
+        seconds = monotonic() - self._thinking_since
+        self._console.print(dimmed(f"(thought for {seconds:.1f} s: /think show)"))
+        self._console.print()
