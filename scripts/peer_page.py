@@ -159,8 +159,9 @@ def products_text(products: Mapping[str, Any]) -> str:
         f" {products['bytes'] / 1e6:.0f} MB of weights, at {share:.0%} of the {products['bandwidth'] / 1e9:.1f} GB/s"
         " that the memory was measured to give: no step that multiplies by this library can have a larger share, or"
         f" give more than {1 / alone:.1f} tokens a second. The other {(step - alone) * 1e3:.1f} ms are some 280 small"
-        " operations and the host's work on graphs. On a CPU these run on the cores that the products run on: each takes"
-        " longer to be started than to be done, and none of it can be hidden behind the products, as it is on a GPU."
+        " operations and the host's work on graphs. On a CPU these run on the cores that the products run on: each"
+        " takes longer to be started than to be done, and none of it can be hidden behind the products, as it is on a"
+        " GPU."
     )
 
 

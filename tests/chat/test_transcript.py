@@ -42,7 +42,8 @@ def test_what_is_written_is_read(store: TranscriptStore) -> None:
     transcript.add(Message("user", "ä\u2028\n 👍"))
     transcript.add(Message("assistant", "yes", reasoning="hm"))
     saved = read_transcript(transcript.path)
-    assert (saved.model, saved.settings, saved.conversation.system) == ("some/model", {"temperature": 0.5}, "be brief")
+    assert (saved.model, saved.settings) == ("some/model", {"temperature": 0.5})
+    assert saved.conversation.system == "be brief"
     assert saved.conversation.messages == [Message("user", "ä\u2028\n 👍"), Message("assistant", "yes", "hm")]
     assert not saved.torn
 

@@ -15,6 +15,8 @@ import tiny
 from process import tinyllm
 from screen import Terminal
 
+from tinyllm.chat.commands import COMMANDS
+
 ANSWER = "- Yes"
 SHOWN = "• Yes"
 CTRL_C, CTRL_D, CTRL_G, ALT_ENTER = "\x03", "\x04", "\x07", "\x1b\r"
@@ -152,7 +154,7 @@ def test_wrong_flags_are_refused(model: Path, home: dict[str, str]) -> None:
 
 def test_a_model_without_a_template_cannot_chat(tmp_path: Path, home: dict[str, str]) -> None:
     bare = tiny.write_checkpoint(tmp_path / "bare")
-    done = tinyllm("chat", "-m", bare, stdin="hi\n", env=home)
+    done = tinyllm("chat", "-m", bare, "--eager", stdin="hi\n", env=home)
     assert done.returncode == 1 and "has no chat template" in done.stderr.decode()
 
 
@@ -165,7 +167,8 @@ def test_turns_are_written_as_they_are_said_for_their_owner_alone(
     tinyllm("chat", "-m", model, "--eager", "-s", "Be kind", "--seed", "3", stdin="hello you\nmore\n", env=home)
     [file] = chats()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600 and file.stem.endswith("hello-you")
-    assert messages_of(file) == [("user", "hello you"), ("assistant", ANSWER), ("user", "more"), ("assistant", ANSWER)]
+    answered = ("assistant", ANSWER)
+    assert messages_of(file) == [("user", "hello you"), answered, ("user", "more"), answered]
     header, system, settings = lines_of(file)[:3]
     assert header["model"] == str(model) and system == {"system": "Be kind"}
     assert settings == {"settings": {"seed": 3}}
@@ -301,7 +304,7 @@ def test_markdown_is_shown_and_the_history_keeps_the_words(
 def test_everything_is_found_from_help(model: Path, start: Callable[..., Terminal]) -> None:
     terminal = start(model)
     terminal.enter("/help")
-    for name in ("system set show clear retry undo edit read model save load list export tokens stats think exit").split():
+    for name in [command.name for command in COMMANDS]:
         terminal.wait_for(f"/{name}")
     terminal.enter("/exit")
     assert terminal.wait_to_end() == 0

@@ -177,16 +177,16 @@ def _load(name: str | None, opening: _Opening) -> tuple[LLM, str]:
     """Find and load a model; return it with the name that finds it again. Raises TinyllmError."""
     from tinyllm.cli.progress import Progress
     from tinyllm.hub.locate import find_model, model_name
+    from tinyllm.text.chat_template import has_template
 
     with Progress() as progress:
         folder = find_model(name, offline=opening.offline, report=console.say)
+        if not has_template(folder):
+            raise ChatTemplateError(f"{folder} has no chat template: tinyllm generate --raw continues a text with it")
         progress.show(f"loading {model_name(folder)}")
         from tinyllm.llm import LLM
 
         llm = LLM(folder, **opening.limits)
-    if llm.tokenizer.chat_template is None:
-        llm.close()
-        raise ChatTemplateError(f"{folder} has no chat template: tinyllm generate --raw continues a text with it")
     return llm, name or model_name(folder)
 
 

@@ -12,13 +12,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tinyllm.config.reader import read_json_object
 from tinyllm.errors import ChatTemplateError
 from tinyllm.text.arguments import Arguments
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
-__all__ = ["ChatTemplate", "Message", "chat_values", "find_templates"]
+__all__ = ["ChatTemplate", "Message", "chat_values", "find_templates", "has_template"]
 
 Message = Mapping[str, Any]
 
@@ -186,6 +187,12 @@ def find_templates(path: Path, tokenizer_config: Mapping[str, Any]) -> dict[str,
     tokenizer_config.json (a text, or a list of {name, template}), then the older chat_template.json.
     """
     return _from_files(path) or _from_config(tokenizer_config) or _from_legacy(path / "chat_template.json")
+
+
+def has_template(folder: Path) -> bool:
+    """Whether a checkpoint has any chat template, before anything else of it is read."""
+    config = folder / "tokenizer_config.json"
+    return bool(find_templates(folder, read_json_object(config) if config.exists() else {}))
 
 
 def _from_files(path: Path) -> dict[str, str]:
