@@ -87,10 +87,11 @@ class Subject:
         return shapes
 
     def format_name(self, name: str) -> str:
-        """Say how a tensor is stored: as 4-bit, groups of 64, or bf16."""
+        """Say how a tensor is stored: as 4-bit, groups of 64, or bf16, and what it is made of: bf16 of fp8."""
         module = name.removesuffix(".weight")
         form = self._form(module) if name != module and self._is_packed(module) else None
-        return self.used[name].dtype.lower() if form is None else _label(form)
+        label, origin = self.used[name].dtype.lower() if form is None else _label(form), self.used[name].origin
+        return label if origin is None else f"{label}, of {origin}"
 
     def formats(self) -> tuple[Format, ...]:
         """Return how the parameters are stored, those of which there are most first; without files as expected."""

@@ -26,6 +26,8 @@ _FLOATS = ("F16", "BF16", "F32")
 class Summary:
     """A checkpoint that tinyllm runs. `quantization` is "4-bit", "mxfp4" or, where nothing is packed, "bf16".
 
+    Forms of other libraries have names of their own: "gptq-4", "fp8".
+
     `memory_bytes` is what the weights take once loaded: those that are packed as they are, unless they are unpacked
     on a CPU; others in the type that is computed in.
     """
@@ -83,8 +85,11 @@ def _elements(config: Config) -> int:
 
 
 def _quantization(config: Config, tensors: Mapping[str, StoredTensor]) -> str:
-    if _is_packed(tensors) and config.quantization is not None:
-        form = config.quantization.default
+    origin = next((info.origin for info in tensors.values() if info.origin is not None), None)
+    if origin is not None:
+        return origin
+    form = None if config.quantization is None else config.quantization.default
+    if _is_packed(tensors) and form is not None:
         return f"{form.bits}-bit" if form.mode == "affine" else form.mode
     return tensors[EMBEDDING].dtype.lower()
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tinyllm.checkpoint.forms import MadeTensor, Source, restate
 from tinyllm.checkpoint.safetensors_header import TensorInfo, read_safetensors_header
 from tinyllm.config.config import Config
 from tinyllm.config.fused import Piece
@@ -24,14 +25,14 @@ _WHOLE = -1  # in place of the number of an expert
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A canonical tensor, as it stands in files: one tensor, or one an expert, to be stacked.
+    """A canonical tensor, as it stands in files or is made of what does: one tensor, or one an expert, to be stacked.
 
     Each is `transposed` first, and then a `piece` is taken of its output axis, number `axis` counted from the end.
     Of one that is `flat` all axes are made one.
     The kernels of a `depthwise` convolution are (channels, kernel), whichever of the file's axes after these is 1.
     """
 
-    parts: tuple[TensorInfo, ...]
+    parts: tuple[Source, ...]
     stacked: bool = False
     transposed: bool = False
     piece: Piece | None = None
@@ -43,6 +44,11 @@ class StoredTensor:
     def dtype(self) -> str:
         """The type as the files write it."""
         return self.parts[0].dtype
+
+    @property
+    def origin(self) -> str | None:
+        """The form that it is made of, where the files have another than MLX's: "gptq-4"."""
+        return self.parts[0].stored.label if isinstance(self.parts[0], MadeTensor) else None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -64,7 +70,7 @@ class StoredTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the files."""
+        """Bytes in the files, or once it is made."""
         whole = sum(part.nbytes for part in self.parts)
         return whole if self.piece is None else whole * self.piece.length // self.piece.whole
 
@@ -98,16 +104,19 @@ def gather(headers: Mapping[Path, Mapping[str, TensorInfo]], config: Config) -> 
     """Name the tensors of all files, those aside that `faults` are found with."""
     found: dict[str, dict[int, StoredTensor]] = defaultdict(dict)
     faults: dict[str, CheckpointError] = {}
-    namer, skipped = _Namer(config), 0
-    for header in headers.values():
-        for info in header.values():
-            targets, expert = namer.targets(info.name)
-            skipped += not targets
-            for target in targets:
-                try:
-                    _add(found[target.name], info, target, _number(target, expert))
-                except CheckpointError as fault:
-                    faults.setdefault(target.name, fault)
+    sources, skipped, unmade = restate(headers, config.quantization.stored if config.quantization else None)
+    namer = _Namer(config)
+    for info in sources:
+        targets, expert = namer.targets(info.name)
+        skipped += not targets
+        for target in targets:
+            try:
+                _add(found[target.name], info, target, _number(target, expert))
+            except CheckpointError as fault:
+                faults.setdefault(target.name, fault)
+    for name, reason in unmade.items():
+        for target in namer.targets(name)[0]:
+            faults.setdefault(target.name, reason)
     tensors: dict[str, StoredTensor] = {}
     for name, same in found.items():
         if not same:
@@ -146,7 +155,7 @@ def _number(target: Target, expert: int | None) -> int:
     return target.expert if expert is None else expert
 
 
-def _add(same: dict[int, StoredTensor], info: TensorInfo, target: Target, number: int) -> None:
+def _add(same: dict[int, StoredTensor], info: Source, target: Target, number: int) -> None:
     """Add one tensor of a file to those that make up a canonical one, by the number of the expert."""
     if info.dtype not in READABLE:
         raise CheckpointError(
@@ -158,9 +167,9 @@ def _add(same: dict[int, StoredTensor], info: TensorInfo, target: Target, number
     same[number] = _stored(info, target)
 
 
-def _stored(info: TensorInfo, target: Target) -> StoredTensor:
+def _stored(info: Source, target: Target) -> StoredTensor:
     axis, piece = 1 if info.name.endswith("bias") else 2, target.piece
-    transposed = target.transposed and len(info.shape) > 1
+    transposed = target.transposed and len(info.shape) > 1 and info.dtype != "U32"  # packed ones stand as (out, in)
     stored = StoredTensor(
         (info,), transposed=transposed, piece=piece, axis=axis, flat=target.flat, depthwise=target.depthwise
     )

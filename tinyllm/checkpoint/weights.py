@@ -11,6 +11,8 @@ from pathlib import Path
 
 from tinyllm._mx import mx
 from tinyllm.checkpoint.files import find_weight_files
+from tinyllm.checkpoint.forms import MadeTensor, Source
+from tinyllm.checkpoint.quantization import make
 from tinyllm.checkpoint.safetensors_header import TensorInfo
 from tinyllm.checkpoint.summary import memory_bytes
 from tinyllm.checkpoint.tensor_table import StoredTensor, read_tensor_table
@@ -25,6 +27,7 @@ logger = logging.getLogger("tinyllm")
 
 DTYPES = {
     "U8": mx.uint8, "U16": mx.uint16, "U32": mx.uint32, "F16": mx.float16, "BF16": mx.bfloat16, "F32": mx.float32,
+    "I8": mx.int8, "I32": mx.int32, "I64": mx.int64, "F8_E4M3": mx.uint8,
 }  # fmt: skip
 _FLOATS = (mx.float16, mx.bfloat16, mx.float32)
 
@@ -82,7 +85,11 @@ class WeightStore:
         self.expands = False
         self._tensors = tensors
         self._lazy: dict[Path, dict[str, mx.array]] = {}
-        self._readings = Counter(part for tensor in tensors.values() for part in tensor.parts)
+        self._made: dict[MadeTensor, mx.array] = {}
+        self._readings: Counter[Source] = Counter(part for tensor in tensors.values() for part in tensor.parts)
+        for part in list(self._readings):
+            if isinstance(part, MadeTensor):
+                self._readings.update(part.sources)
 
     @classmethod
     def from_path(cls, path: str | Path, config: Config | None = None) -> WeightStore:
@@ -165,9 +172,10 @@ class WeightStore:
 
     def tensor(self, name: str, *, as_stored: bool = False) -> mx.array:
         """Read one tensor, cast or `as_stored`. Raises CheckpointError if there is none of that name."""
-        array = self._read(self._info(name))
-        if self.dtype is not None and array.dtype in _FLOATS and not as_stored:
-            array = array.astype(self.dtype)
+        stored = self._info(name)
+        array = self._read(stored)
+        if array.dtype in _FLOATS:
+            array = array.astype(DTYPES[stored.dtype] if self.dtype is None or as_stored else self.dtype)
         mx.eval(array)
         return array
 
@@ -225,16 +233,22 @@ class WeightStore:
         arrays = [_taken(self._load(part), stored) for part in stored.parts]
         return mx.stack(arrays) if stored.stacked else arrays[0]
 
-    def _load(self, info: TensorInfo) -> mx.array:
+    def _load(self, info: Source) -> mx.array:
         """Return an array that nothing else holds after its last reading: one kept here would keep its data alive.
 
-        A tensor of which several canonical ones are pieces is read from the file once for all of them.
+        A tensor of which several canonical ones are pieces is read from the file, or made, once for all of them.
         """
+        self._readings[info] -= 1
+        last = self._readings[info] <= 0
+        if isinstance(info, MadeTensor):
+            if info not in self._made:
+                self._made[info] = make(info, [self._load(source) for source in info.sources])
+                mx.eval(self._made[info])
+            return self._made.pop(info) if last else self._made[info]
         arrays = self._lazy.setdefault(info.file, {})
         if info.name not in arrays:
             arrays.update(_load_file(info))
-        self._readings[info] -= 1
-        return arrays.pop(info.name) if self._readings[info] <= 0 else arrays[info.name]
+        return arrays.pop(info.name) if last else arrays[info.name]
 
 
 def _taken(array: mx.array, stored: StoredTensor) -> mx.array:
@@ -303,6 +317,8 @@ def _same_bytes(head: StoredTensor, embedding: StoredTensor) -> bool:
     if (head.dtype, head.shape) != (embedding.dtype, embedding.shape):
         return False
     [a], [b] = head.parts, embedding.parts
+    if not isinstance(a, TensorInfo) or not isinstance(b, TensorInfo):
+        return False
     size, samples = 1 << 16, 64
     offsets = range(0, a.nbytes, max(size, a.nbytes // samples))
     with a.file.open("rb") as file_a, b.file.open("rb") as file_b:

@@ -14,7 +14,7 @@ from tinyllm.config.families.wrappers import WRAPPERS, Wrapper
 from tinyllm.config.family import Family
 from tinyllm.config.inert import GENERATION, HARMLESS, INERT
 from tinyllm.config.layers import LayerConfig, LayerInputs, MoeConfig, NormConfig, rope_of, source_of
-from tinyllm.config.names import Target, canonical_module, canonical_name, layer_number, targets
+from tinyllm.config.names import Target, canonical_modules, canonical_name, layer_number, targets
 from tinyllm.config.native import NATIVE, read_native
 from tinyllm.config.quantization import QuantizationConfig, read_quantization
 from tinyllm.config.reader import ConfigReader, Key, read_json_object
@@ -143,7 +143,9 @@ def _read(reader: ConfigReader, outer: ConfigReader, wrapper: Wrapper | None) ->
             dict.fromkeys(read_token_ids(reader, "eos_token_id") + read_token_ids(outer, "eos_token_id"))
         ),
         dtype=next(filter(None, [_stored_dtype(each) for each in (reader, outer)]), None),
-        quantization=read_quantization(quantized, lambda module: canonical_module(module, family, wrapper) or module),
+        quantization=read_quantization(
+            quantized, lambda module: canonical_modules(module, family, wrapper, model["layers"])
+        ),
         family=family,
         wrapper=wrapper,
     )

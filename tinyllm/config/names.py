@@ -54,10 +54,12 @@ def canonical_name(name: str, family: Family, wrapper: Wrapper | None) -> str | 
     return None if family.skipped is not None and re.search(family.skipped, name) else name
 
 
-def canonical_module(module: str, family: Family, wrapper: Wrapper | None) -> str | None:
-    """Rename a module as its matrix is renamed."""
-    name = canonical_name(f"{module}.weight", family, wrapper)
-    return None if name is None else name.removesuffix(".weight")
+def canonical_modules(
+    module: str, family: Family, wrapper: Wrapper | None, layers: Sequence[LayerConfig]
+) -> frozenset[str]:
+    """Rename a module as its matrix is renamed; one in which several are fused is all of them."""
+    found = targets(f"{module}.weight", family, wrapper, layers, 0)
+    return frozenset(target.name.removesuffix(".weight") for target in found)
 
 
 def targets(

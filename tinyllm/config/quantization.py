@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from reprlib import repr as brief
 from typing import Literal
 
+from tinyllm.config.packings import METHODS, Stored, read_packing
 from tinyllm.config.reader import ConfigReader, Key
 from tinyllm.errors import ConfigError, UnsupportedQuantizationError
 
@@ -30,21 +31,31 @@ class QuantFormat:
 
 @dataclass(frozen=True)
 class QuantizationConfig:
-    """The checkpoint's format, and the modules that differ from it: another format, or None for a dense one."""
+    """The format that matrices are computed with, and the modules that differ: another format, or None for dense.
 
-    default: QuantFormat
+    `default` is None where all are dense once they are read; `stored` says how the files hold them, where that is not
+    MLX's own way.
+    """
+
+    default: QuantFormat | None
     overrides: Mapping[str, QuantFormat | None]
+    stored: Stored | None = None
 
     def format_of(self, module: str) -> QuantFormat | None:
         """Return the format that config.json gives to `module` (a canonical name), or None for a dense one."""
+        if self.stored is not None and self.stored.within not in module:
+            return None
         return self.overrides.get(module, self.default)
 
 
-def read_quantization(reader: ConfigReader, canonical: Callable[[str], str]) -> QuantizationConfig | None:
-    """Read `quantization` (MLX's key) or `quantization_config`, renaming per-layer overrides with `canonical`.
+Modules = Callable[[str], Iterable[str]]
 
-    Raises UnsupportedQuantizationError, in one line, for the formats of other libraries, and ConfigError where the
-    two keys stand for different formats.
+
+def read_quantization(reader: ConfigReader, canonical: Modules) -> QuantizationConfig | None:
+    """Read `quantization` (MLX's key) or `quantization_config`; `canonical` names what a module of the files holds.
+
+    Raises UnsupportedQuantizationError, in one line, for formats that are not read, and ConfigError where the two
+    keys stand for different formats.
     """
     said = [found for found in map(reader.object, ("quantization", "quantization_config")) if found is not None]
     formats = [_read_one(found, canonical) for found in said]
@@ -53,22 +64,30 @@ def read_quantization(reader: ConfigReader, canonical: Callable[[str], str]) -> 
     return formats[0] if formats else None
 
 
-def _read_one(packed: ConfigReader, canonical: Callable[[str], str]) -> QuantizationConfig:
+def _read_one(packed: ConfigReader, canonical: Modules) -> QuantizationConfig:
     method = packed.take("quant_method")
+    if isinstance(method, str) and method in METHODS:
+        return _read_foreign(packed, method)
     if method not in (None, "mlx") or not packed.has("bits"):
         raise UnsupportedQuantizationError(
             f"{packed.source}: weights quantised by {brief(method or 'an unnamed method')} are not read by tinyllm;"
             " look for an MLX conversion (mlx-community) or the original weights"
         )
-    overrides = {
-        canonical(module): _read_override(packed, module)
-        for module, value in packed.values.items()
-        if isinstance(value, (dict, bool))
-    }
     default = _read_format(packed)
-    return QuantizationConfig(
-        default, {module: default if value is True else value for module, value in overrides.items()}
-    )
+    overrides: dict[str, QuantFormat | None] = {}
+    for name, value in packed.values.items():
+        if isinstance(value, dict | bool):
+            form = _read_override(packed, name)
+            overrides |= dict.fromkeys(canonical(name), default if form is True else form)
+    packed.finish()
+    return QuantizationConfig(default, overrides)
+
+
+def _read_foreign(packed: ConfigReader, method: str) -> QuantizationConfig:
+    """Read another library's format. No library packs the embedding, and which other modules are, the files show."""
+    stored = read_packing(packed, method)
+    default = None if stored.becomes is None else QuantFormat(*stored.becomes)
+    return QuantizationConfig(default, {"model.embed_tokens": None}, stored)
 
 
 def _read_override(packed: ConfigReader, module: str) -> QuantFormat | Literal[True] | None:
@@ -76,7 +95,9 @@ def _read_override(packed: ConfigReader, module: str) -> QuantFormat | Literal[T
         return True if packed.take(module) else None
     nested = packed.object(module)
     assert nested is not None
-    return _read_format(nested)
+    form = _read_format(nested)
+    nested.finish()
+    return form
 
 
 def _read_format(reader: ConfigReader) -> QuantFormat:
@@ -96,5 +117,4 @@ def _read_format(reader: ConfigReader) -> QuantFormat:
             f" (bits {sorted(bits_known)}, groups {sorted(groups_known)})",
         )
     reader.discard(["quant_method", "linear_class"])
-    reader.finish()
     return QuantFormat(bits=bits, group_size=group_size, mode=mode)

@@ -1,0 +1,565 @@
+"""Matrices of other libraries' files give the numbers that these stand for (fault 06).
+
+Each is packed here with numpy, by the library's published layout, and written out dense beside it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import tiny
+
+from tinyllm._mx import mx
+from tinyllm.anatomy.subject import open_subject
+from tinyllm.checkpoint.summary import summarize
+from tinyllm.checkpoint.weights import DenseWeight, QuantizedWeight, WeightStore
+from tinyllm.config.config import Config
+from tinyllm.config.quantization import QuantFormat
+from tinyllm.errors import CheckpointError, TensorMismatchError, TinyllmError, UnsupportedQuantizationError
+from tinyllm.model.transformer import ModelForCausalLM
+from tinyllm.ops.features import ModelFeatures
+
+Array = npt.NDArray[Any]
+Tensors = dict[str, Array]
+Packer = Callable[[np.random.Generator, int, int], tuple[Tensors, Array]]
+
+SIZES = {"hidden_size": 128, "intermediate_size": 256, "vocab_size": 96}
+UP = "model.layers.0.mlp.up_proj"
+TYPES = {"float32": "F32", "float16": "F16", "int32": "I32", "int64": "I64", "int8": "I8", "uint8": "U8"}
+TYPES |= {"uint16": "BF16"}
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+class Fp8(np.ndarray):
+    """Bytes that the file calls numbers of e4m3."""
+
+
+def packed_along(fields: Array, bits: int, axis: int, order: tuple[int, ...] | None = None) -> Array:
+    """Pack so many fields of an axis into a word, the first (or the first of the `order`) lowest: int32."""
+    each = 32 // bits
+    fields = np.moveaxis(fields.astype(np.uint64), axis, -1)
+    fields = fields.reshape(*fields.shape[:-1], -1, each)[..., list(order or range(each))]
+    words = sum(fields[..., i] << np.uint64(bits * i) for i in range(each))
+    assert isinstance(words, np.ndarray)
+    return np.ascontiguousarray(np.moveaxis(words.astype(np.uint32).view(np.int32), -1, axis))
+
+
+def drawn(
+    random: np.random.Generator, rows: int, columns: int, group: int, bits: int, zeros: tuple[int, int]
+) -> tuple[Array, Array, Array, Array]:
+    """Draw fields (rows, columns), scales and zeros (rows, groups), and what they stand for."""
+    groups = 1 if group == -1 else columns // group
+    fields = random.integers(0, 2**bits, (rows, columns))
+    scales = (random.uniform(0.5, 1.5, (rows, groups)) * 2.0**-bits / 4).astype(np.float16)
+    zero = random.integers(*zeros, (rows, groups))
+    wide = columns // groups
+    dense = np.repeat(scales.astype(np.float64), wide, 1) * (fields - np.repeat(zero, wide, 1))
+    return fields, scales, zero, dense.astype(np.float32)
+
+
+def gptq(bits: int, group: int, *, offset: int = 1) -> Packer:
+    def pack(random: np.random.Generator, rows: int, columns: int) -> tuple[Tensors, Array]:
+        # of version 1 the zero of zero is stored as -1, the highest number
+        fields, scales, zeros, dense = drawn(random, rows, columns, group, bits, (0, 2**bits))
+        return {
+            ".qweight": packed_along(fields.T, bits, 0),
+            ".qzeros": packed_along((zeros.T - offset) % 2**bits, bits, 1),
+            ".scales": np.ascontiguousarray(scales.T),
+            ".g_idx": (np.arange(columns) // (columns if group == -1 else group)).astype(np.int32),
+        }, dense
+
+    return pack
+
+
+def awq(group: int) -> Packer:
+    def pack(random: np.random.Generator, rows: int, columns: int) -> tuple[Tensors, Array]:
+        fields, scales, zeros, dense = drawn(random, rows, columns, group, 4, (0, 16))
+        return {
+            ".qweight": packed_along(fields.T, 4, 1, AWQ_ORDER),
+            ".qzeros": packed_along(zeros.T, 4, 1, AWQ_ORDER),
+            ".scales": np.ascontiguousarray(scales.T),
+        }, dense
+
+    return pack
+
+
+def ints(bits: int, group: int, *, symmetric: bool) -> Packer:
+    """What compressed-tensors calls pack-quantized: signed numbers, moved up by half of the range."""
+
+    def pack(random: np.random.Generator, rows: int, columns: int) -> tuple[Tensors, Array]:
+        middle = 2 ** (bits - 1)
+        zeros = (middle, middle + 1) if symmetric else (0, 2**bits)
+        fields, scales, zero, dense = drawn(random, rows, columns, group, bits, zeros)
+        parts = {
+            ".weight_packed": packed_along(fields, bits, 1),
+            ".weight_scale": scales,
+            ".weight_shape": np.array([rows, columns], np.int64),
+        }
+        return parts if symmetric else parts | {".weight_zero_point": packed_along(zero, bits, 0)}, dense
+
+    return pack
+
+
+def int8(*, symmetric: bool, by_row: bool = True) -> Packer:
+    def pack(random: np.random.Generator, rows: int, columns: int) -> tuple[Tensors, Array]:
+        fields, scales, zero, dense = drawn(random, rows, columns, -1, 8, (128, 129) if symmetric else (0, 256))
+        parts = {".weight": (fields - 128).astype(np.int8), ".weight_scale": scales}
+        if not by_row:
+            parts[".weight_scale"] = scales[0]
+            dense = np.float32(scales[0, 0]) * (fields - 128).astype(np.float32)
+        return parts if symmetric else parts | {".weight_zero_point": (zero - 128).astype(np.int8)}, dense
+
+    return pack
+
+
+def e4m3(codes: Array) -> Array:
+    """One bit of sign, four of exponent (of bias 7), three of mantissa."""
+    sign, exponent, mantissa = codes >> 7, (codes >> 3) & 15, (codes & 7).astype(np.float64)
+    value = np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0))
+    return np.where(sign == 1, -value, value)
+
+
+def fp8(scale_shape: Callable[[int, int], tuple[int, ...]], leaf: str = ".weight_scale") -> Packer:
+    """`scale_shape` is of rows and columns; scales of blocks are repeated until they cover the matrix."""
+
+    def pack(random: np.random.Generator, rows: int, columns: int) -> tuple[Tensors, Array]:
+        codes = random.integers(0, 256, (rows, columns)).astype(np.uint8)
+        codes[codes & 127 == 127] = 0  # no number
+        shape = scale_shape(rows, columns)
+        scales = random.uniform(1e-4, 1e-3, shape).astype(np.float32)
+        full = scales.reshape(shape if len(shape) == 2 else (-1, 1)).astype(np.float64)
+        if len(shape) == 2 and shape not in ((rows, 1), (1, 1)):
+            full = np.repeat(np.repeat(full, 48, 0)[:rows], 80, 1)[:, :columns]
+        return {".weight": codes.view(Fp8), leaf: scales}, (e4m3(codes) * full).astype(np.float32)
+
+    return pack
+
+
+def blocks(rows: int, columns: int) -> tuple[int, int]:
+    """Of 48 rows and 80 columns, neither of which divides anything here."""
+    return -(-rows // 48), -(-columns // 80)
+
+
+def gptq_says(bits: int, group: int, **others: Any) -> dict[str, Any]:
+    return {"quant_method": "gptq", "bits": bits, "group_size": group, "desc_act": False, "sym": True, **others}
+
+
+def awq_says(group: int) -> dict[str, Any]:
+    return {"quant_method": "awq", "bits": 4, "group_size": group, "version": "GEMM", "zero_point": True}
+
+
+def compressed_says(layout: str, **weights: Any) -> dict[str, Any]:
+    weights = {"dynamic": False, "observer": "minmax", "observer_kwargs": {}, "symmetric": True, **weights}
+    group = {"input_activations": None, "output_activations": None, "targets": ["Linear"], "weights": weights}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": layout,
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+        "quantization_status": "compressed",
+        "global_compression_ratio": 1.5,
+    }
+
+
+def packs_says(bits: int, group: int, *, symmetric: bool) -> dict[str, Any]:
+    strategy = "channel" if group == -1 else "group"
+    sizes = {"group_size": None if group == -1 else group, "strategy": strategy}
+    return compressed_says("pack-quantized", num_bits=bits, type="int", symmetric=symmetric, **sizes)
+
+
+FLOAT8 = compressed_says("float-quantized", num_bits=8, type="float", strategy="channel")
+BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [48, 80], "fmt": "e4m3"}
+STATIC = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
+
+# name -> what config.json says, how matrices are packed, and which MLX format they are to have (None: dense)
+CASES: Mapping[str, tuple[dict[str, Any], Packer, QuantFormat | None]] = {
+    **{
+        f"gptq-{bits}-{group}": (gptq_says(bits, group), gptq(bits, group), QuantFormat(bits, max(group, 0) or 64))
+        for bits in (4, 8)
+        for group in (32, 64, 128, -1)
+    },
+    "gptq-v2": (
+        gptq_says(4, 64, checkpoint_format="gptq_v2"),
+        gptq(4, 64, offset=0),
+        QuantFormat(4, 64),
+    ),
+    **{
+        f"awq-{group}": (awq_says(group), awq(group), QuantFormat(4, max(group, 0) or 64))
+        for group in (32, 64, 128, -1)
+    },
+    **{
+        f"pack-{bits}-{group}-{'plain' if symmetric else 'zeros'}": (
+            packs_says(bits, group, symmetric=symmetric),
+            ints(bits, group, symmetric=symmetric),
+            QuantFormat(bits, max(group, 0) or 64),
+        )
+        for bits in (4, 8)
+        for group in (32, 128, -1)
+        for symmetric in (True, False)
+    },
+    "int8-rows": (
+        compressed_says("int-quantized", num_bits=8, type="int", strategy="channel"),
+        int8(symmetric=True),
+        QuantFormat(8, 64),
+    ),
+    "int8-zeros": (
+        compressed_says("naive-quantized", num_bits=8, type="int", strategy="channel", symmetric=False),
+        int8(symmetric=False),
+        QuantFormat(8, 64),
+    ),
+    "int8-whole": (
+        compressed_says("int-quantized", num_bits=8, type="int", strategy="tensor"),
+        int8(symmetric=True, by_row=False),
+        QuantFormat(8, 64),
+    ),
+    "fp8-compressed-rows": (FLOAT8, fp8(lambda rows, columns: (rows, 1)), None),
+    "fp8-compressed-whole": (FLOAT8, fp8(lambda rows, columns: (1,)), None),
+    "fp8-naive": ({**FLOAT8, "format": "naive-quantized"}, fp8(lambda rows, columns: (1,)), None),
+    "fp8-blocks": (BLOCKS, fp8(blocks, ".weight_scale_inv"), None),
+    "fp8-whole": (STATIC, fp8(lambda rows, columns: (), ".weight_scale_inv"), None),
+    "fp8-fbgemm": (
+        {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]},
+        fp8(lambda rows, columns: (rows, 1)),
+        None,
+    ),
+}
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Array]) -> None:
+    """Write a safetensors file, every type as it is; uint16 is bfloat16."""
+    header: dict[str, Any] = {}
+    data: list[bytes] = []
+    position = 0
+    for name, array in tensors.items():
+        content = np.ascontiguousarray(array).tobytes()
+        kind = "F8_E4M3" if isinstance(array, Fp8) else TYPES[str(array.dtype)]
+        end = position + len(content)
+        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [position, end]}
+        data.append(content)
+        position = end
+    tiny.write_raw_safetensors(path, json.dumps(header).encode(), data)
+
+
+def write_folder(folder: Path, values: Mapping[str, Any], tensors: Mapping[str, Array]) -> Path:
+    folder.mkdir()
+    tiny.write_json(folder / "config.json", values)
+    write_tensors(folder / "model.safetensors", tensors)
+    tiny.write_tokenizer(folder)
+    return folder
+
+
+def is_packed(name: str) -> bool:
+    """Whether a library packs it: the matrices of layers, but no router."""
+    return ".layers." in name and name.endswith("_proj.weight")
+
+
+def write_pair(
+    folder: Path,
+    values: Mapping[str, Any],
+    said: Mapping[str, Any],
+    pack: Packer,
+    *,
+    fused: Mapping[str, tuple[str, ...]] | None = None,
+) -> tuple[Path, Path]:
+    """Write a checkpoint of packed matrices, and the dense one that it stands for; `fused` parts are one matrix."""
+    random = np.random.default_rng(5)
+    packed: Tensors = {}
+    dense: Tensors = {}
+    drawn = dict(tiny.random_tensors(values))
+    for whole, parts in (fused or {}).items():
+        for layer in range(int(values["num_hidden_layers"])):
+            names = [f"model.layers.{layer}.{part}.weight" for part in parts]
+            drawn[f"model.layers.{layer}.{whole}.weight"] = np.concatenate([drawn.pop(name) for name in names])
+    for name, array in drawn.items():
+        if is_packed(name):
+            made, dense[name] = pack(random, *array.shape)
+            packed |= {name.removesuffix(".weight") + leaf: part for leaf, part in made.items()}
+        else:
+            packed[name] = dense[name] = array
+    return (
+        write_folder(folder / "packed", {**values, "quantization_config": said}, packed),
+        write_folder(folder / "dense", values, dense),
+    )
+
+
+def store_of(folder: Path, *, expand: bool = False) -> WeightStore:
+    return WeightStore.from_path(folder).cast(mx.float32, expand=expand)
+
+
+def logits(folder: Path, features: ModelFeatures | None = None) -> Array:
+    config = Config.from_json_file(folder)
+    model = ModelForCausalLM(config, store_of(folder), features or ModelFeatures())
+    return np.array(model(mx.array([[(7 * i * i + 3) % 90 for i in range(12)]])))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_matrices_are_what_the_layout_says(name: str, tmp_path: Path) -> None:
+    """To the last bit, in float32: nothing is rounded on the way."""
+    said, pack, form = CASES[name]
+    packed, dense = write_pair(tmp_path, tiny.config(**SIZES, num_hidden_layers=1), said, pack)
+    store, wanted = store_of(packed), store_of(dense)
+    for module in ("self_attn.k_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"):
+        found = store.linear(f"model.layers.0.{module}")
+        assert isinstance(found, DenseWeight) if form is None else found.form == form
+        assert mx.array_equal(store.dense(f"model.layers.0.{module}"), wanted.dense(f"model.layers.0.{module}")), (
+            module
+        )
+
+
+@pytest.mark.parametrize("name", ["gptq-4-128", "gptq-8-32", "awq-64", "pack-4-32-zeros", "int8-rows", "fp8-blocks"])
+def test_logits_are_those_of_the_dense_matrices(name: str, tmp_path: Path) -> None:
+    said, pack, _ = CASES[name]
+    packed, dense = write_pair(tmp_path, tiny.config(**SIZES), said, pack)
+    wanted = logits(dense, ModelFeatures.reference())
+    assert wanted.std() > 0.1
+    assert np.abs(logits(packed) - wanted).max() <= 2e-5 * wanted.std()
+    assert np.abs(logits(packed, ModelFeatures.reference()) - wanted).max() <= 2e-5 * wanted.std()
+
+
+FUSED = {
+    "self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+}
+
+
+@pytest.mark.parametrize("name", ["gptq-4-64", "awq-128", "pack-8-32-zeros", "int8-zeros", "fp8-blocks"])
+def test_fused_matrices_are_taken_apart(name: str, tmp_path: Path) -> None:
+    """Phi-3's q, k and v are one matrix, gate and up another: what is packed across rows is unpacked first."""
+    said, pack, _ = CASES[name]
+    values = tiny.config(**SIZES, model_type="phi3", pad_token_id=0)
+    packed, dense = write_pair(tmp_path, values, said, pack, fused=FUSED)
+    for module in ("self_attn.v_proj", "self_attn.k_proj", "mlp.gate_proj", "mlp.up_proj"):
+        name = f"model.layers.1.{module}"
+        assert mx.array_equal(store_of(packed).dense(name), store_of(dense).dense(name)), module
+
+
+@pytest.mark.parametrize("name", ["gptq-4-32", "awq-32", "int8-rows", "fp8-blocks"])
+def test_experts_are_stacked(name: str, tmp_path: Path) -> None:
+    """Mixtral has a matrix an expert, under names of its own; the router is dense."""
+    said, pack, form = CASES[name]
+    values = tiny.config(**SIZES, model_type="mixtral", num_local_experts=4, num_experts_per_tok=2)
+    random = np.random.default_rng(5)
+    packed: Tensors = {}
+    dense: Tensors = {}
+    parts = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+    for canonical, array in tiny.random_tensors(values).items():
+        module = canonical.removesuffix(".weight")
+        if ".experts." not in canonical:
+            packed[canonical.replace(".mlp.gate.", ".block_sparse_moe.gate.")] = dense[canonical] = array
+            continue
+        stacked = []
+        for expert in range(4):
+            made, matrix = pack(random, *array.shape[1:])
+            before, part = module.split(".mlp.experts.")
+            named = f"{before}.block_sparse_moe.experts.{expert}.{parts[part]}"
+            packed |= {named + leaf: leaf_array for leaf, leaf_array in made.items()}
+            stacked.append(matrix)
+        dense[canonical] = np.stack(stacked)
+    folder = write_folder(tmp_path / "packed", {**values, "quantization_config": said}, packed)
+    for module in ("gate_proj", "down_proj"):
+        canonical = f"model.layers.1.mlp.experts.{module}"
+        found = store_of(folder).linear(canonical)
+        assert isinstance(found, DenseWeight) if form is None else found.form == form
+        assert np.array_equal(np.array(store_of(folder).dense(canonical)), dense[f"{canonical}.weight"])
+
+
+FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def test_gpt_oss_own_blocks(tmp_path: Path) -> None:
+    """Two numbers of e2m1 a byte, the low half first, times a power of two for each 32; gate and up in turns."""
+    values = tiny.config(
+        model_type="gpt_oss",
+        hidden_size=64,
+        intermediate_size=32,
+        vocab_size=96,
+        head_dim=16,
+        num_local_experts=3,
+        num_experts_per_tok=2,
+        sliding_window=16,
+        attention_bias=True,
+        rope_theta=...,
+    )
+    random, experts = np.random.default_rng(3), 3
+    packed: Tensors = {}
+    dense: Tensors = {}
+    said = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+    for canonical, array in tiny.random_tensors(values).items():
+        if ".experts." in canonical:
+            dense[canonical] = array
+        else:
+            packed[canonical.replace(".mlp.gate.", ".mlp.router.")] = array
+    for layer in range(2):
+        prefix = f"model.layers.{layer}.mlp.experts"
+        for part, rows, columns in (("gate_up_proj", 64, 64), ("down_proj", 64, 32)):
+            nibbles = random.integers(0, 16, (experts, rows, columns))
+            exponents = random.integers(118, 124, (experts, rows, columns // 32))
+            matrix = FP4[nibbles] * np.repeat(2.0 ** (exponents - 127), 32, -1)
+            pairs = nibbles.reshape(experts, rows, columns // 32, 16, 2)
+            packed[f"{prefix}.{part}_blocks"] = (pairs[..., 0] | pairs[..., 1] << 4).astype(np.uint8)
+            packed[f"{prefix}.{part}_scales"] = exponents.astype(np.uint8)
+            bias = random.standard_normal((experts, rows), dtype=np.float32)
+            packed[f"{prefix}.{part}_bias"] = bias
+            if part == "down_proj":
+                dense |= {f"{prefix}.down_proj.weight": matrix, f"{prefix}.down_proj.bias": bias}
+            else:
+                for i, name in enumerate(("gate_proj", "up_proj")):
+                    dense |= {f"{prefix}.{name}.weight": matrix[:, i::2], f"{prefix}.{name}.bias": bias[:, i::2]}
+    folder = write_folder(tmp_path / "packed", {**values, "quantization_config": said}, packed)
+    store = store_of(folder)
+    for part in ("gate_proj", "up_proj", "down_proj"):
+        module = f"model.layers.1.mlp.experts.{part}"
+        weight = store.linear(module)
+        assert isinstance(weight, QuantizedWeight) and weight.form == QuantFormat(4, 32, "mxfp4")
+        assert np.array_equal(np.array(weight.dequantize().astype(mx.float32)), dense[f"{module}.weight"])
+        assert weight.bias is not None and np.array_equal(np.array(weight.bias), dense[f"{module}.bias"])
+    config = Config.from_json_file(folder)
+    ids = mx.array([[5, 17, 60, 2, 9]])
+    found = [
+        np.array(ModelForCausalLM(config, store_of(folder, expand=expand), features)(ids))
+        for expand in (False, True)
+        for features in (ModelFeatures(), ModelFeatures.reference())
+    ]
+    assert max(np.abs(each - found[-1]).max() for each in found) <= 2e-5 * found[-1].std()
+    assert summarize(folder).quantization == "mxfp4"
+
+
+def test_numbers_of_eight_bits_are_all_right(tmp_path: Path) -> None:
+    """All 256 codes, those that are no number too."""
+    values = tiny.config(hidden_size=16, intermediate_size=16, num_attention_heads=2, num_hidden_layers=1)
+    tensors = dict(tiny.random_tensors(values))
+    codes = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    tensors[f"{UP}.weight"] = codes.view(Fp8)
+    tensors[f"{UP}.weight_scale"] = np.ones((1,), np.float32)
+    tensors[f"{UP}.input_scale"] = np.ones((1,), np.float32)  # of activations, which are not quantised here
+    folder = write_folder(tmp_path / "packed", {**values, "quantization_config": STATIC}, tensors)
+    wanted = e4m3(codes)
+    wanted[codes & 127 == 127] = np.nan
+    assert np.array_equal(np.array(store_of(folder).dense(UP)), wanted, equal_nan=True)
+    assert WeightStore.from_path(folder).dense(UP).dtype == mx.bfloat16
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def changed(folder: Path, name: str, change: Callable[[Tensors], None], tmp_path: Path) -> Path:
+    """Write the packed checkpoint of a case, its tensors changed."""
+    said, pack, _ = CASES[name]
+    values = tiny.config(**SIZES, num_hidden_layers=1)
+    packed: Tensors = {}
+    random = np.random.default_rng(5)
+    for canonical, array in tiny.random_tensors(values).items():
+        if is_packed(canonical):
+            module = canonical.removesuffix(".weight")
+            packed |= {module + leaf: part for leaf, part in pack(random, *array.shape)[0].items()}
+        else:
+            packed[canonical] = array
+    change(packed)
+    return write_folder(tmp_path / "changed", {**values, "quantization_config": said}, packed)
+
+
+def without(name: str) -> Callable[[Tensors], None]:
+    return lambda tensors: tensors.__delitem__(name)
+
+
+def cut(name: str) -> Callable[[Tensors], None]:
+    def change(tensors: Tensors) -> None:
+        tensors[name] = tensors[name][..., :-1]
+
+    return change
+
+
+def retyped(name: str, dtype: Any) -> Callable[[Tensors], None]:
+    def change(tensors: Tensors) -> None:
+        tensors[name] = np.array(tensors[name].astype(dtype))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "named"),
+    [
+        ("gptq-4-64", without(f"{UP}.scales"), "up_proj.*scales"),
+        ("gptq-4-64", without(f"{UP}.qzeros"), "up_proj.*qzeros"),
+        ("gptq-4-64", without(f"{UP}.qweight"), "up_proj"),
+        ("gptq-4-64", cut(f"{UP}.scales"), "up_proj.scales"),
+        ("gptq-4-64", cut(f"{UP}.qzeros"), "up_proj.qzeros"),
+        ("gptq-4-64", cut(f"{UP}.qweight"), "up_proj"),
+        ("gptq-4-64", cut(f"{UP}.g_idx"), "up_proj.g_idx"),
+        ("gptq-4-64", retyped(f"{UP}.qzeros", np.float32), "up_proj.qzeros"),
+        ("awq-32", without(f"{UP}.scales"), "up_proj.*scales"),
+        ("awq-32", cut(f"{UP}.qzeros"), "up_proj.qzeros"),
+        ("pack-4-32-zeros", without(f"{UP}.weight_zero_point"), "up_proj.*zero_point"),
+        ("pack-4-32-plain", without(f"{UP}.weight_scale"), "up_proj.*scale"),
+        ("pack-4-32-plain", cut(f"{UP}.weight_scale"), "up_proj.weight_scale"),
+        ("int8-rows", without(f"{UP}.weight_scale"), "up_proj.*scale"),
+        ("int8-rows", cut(f"{UP}.weight_scale"), "up_proj.weight_scale"),
+        ("fp8-blocks", without(f"{UP}.weight_scale_inv"), "up_proj.*scales"),
+        ("fp8-blocks", cut(f"{UP}.weight_scale_inv"), "up_proj.weight_scale_inv"),
+        ("fp8-blocks", retyped(f"{UP}.weight_scale_inv", np.int32), "up_proj.weight_scale_inv"),
+    ],
+)
+def test_parts_that_do_not_fit_are_named(
+    name: str, change: Callable[[Tensors], None], named: str, tmp_path: Path
+) -> None:
+    folder = changed(tmp_path, name, change, tmp_path)
+    with pytest.raises(CheckpointError, match=named) as failure:
+        WeightStore.from_path(folder)
+    assert "\n" not in str(failure.value)
+
+
+def test_a_matrix_that_groups_do_not_divide_is_named(tmp_path: Path) -> None:
+    said, pack, _ = CASES["gptq-4--1"]
+    values = tiny.config(**{**SIZES, "intermediate_size": 160}, num_hidden_layers=1)
+    packed, _ = write_pair(tmp_path, values, said, pack)
+    with pytest.raises(TensorMismatchError, match=r"down_proj.*160 columns, which groups of 64 do not divide"):
+        WeightStore.from_path(packed)
+
+
+def test_columns_sorted_by_activation_are_refused_by_name(tmp_path: Path) -> None:
+    def shuffle(tensors: Tensors) -> None:
+        tensors[f"{UP}.g_idx"] = tensors[f"{UP}.g_idx"][::-1]
+
+    folder = changed(tmp_path, "gptq-4-64", shuffle, tmp_path)
+    with pytest.raises(UnsupportedQuantizationError, match=r"up_proj.*desc_act"):
+        store_of(folder).linear(UP)
+
+
+def test_eight_bit_numbers_that_config_says_nothing_of_are_refused(tmp_path: Path) -> None:
+    folder = changed(tmp_path, "fp8-whole", lambda tensors: None, tmp_path)
+    values = json.loads((folder / "config.json").read_text())
+    del values["quantization_config"]
+    tiny.write_json(folder / "config.json", values)
+    with pytest.raises(TinyllmError, match="F8_E4M3"):
+        WeightStore.from_path(folder)
+
+
+# ---------------------------------------------------------------- what is told
+
+
+@pytest.mark.parametrize(
+    ("name", "label", "told", "bits"),
+    [
+        ("gptq-4-128", "gptq-4", "4-bit, groups of 128, of gptq-4", 4.25),
+        ("awq-32", "awq-4", "4-bit, groups of 32, of awq-4", 5),
+        ("pack-8-128-plain", "int8", "8-bit, groups of 128, of int8", 8.25),
+        ("int8-rows", "int8", "8-bit, groups of 64, of int8", 8.5),
+        ("fp8-blocks", "fp8", "bf16, of fp8", 16),
+    ],
+)
+def test_summary_and_anatomy_know_the_form(name: str, label: str, told: str, bits: float, tmp_path: Path) -> None:
+    folder = changed(tmp_path, name, lambda tensors: None, tmp_path)
+    assert summarize(folder).quantization == label
+    subject = open_subject(str(folder), report=lambda line: None)
+    assert not subject.problems
+    forms = {form.name: form for form in subject.formats()}
+    assert forms[told].bits_per_weight == pytest.approx(bits)
+    assert UP + ".weight" in forms[told].matrices
+    assert set(forms) == {told, "f32"}
