@@ -341,7 +341,7 @@ def test_fault_05_modules_that_are_packed_differently_are_not_joined(tmp_path: P
 # Fault 06, 52, 53 through the whole loader.
 
 
-@pytest.mark.parametrize("method", ["awq", "gptq"])
+@pytest.mark.parametrize("method", ["hqq", "vptq"])
 def test_fault_06_packed_tensors_of_another_library_are_refused_in_one_line(tmp_path: Path, method: str) -> None:
     arrays = tiny.random_tensors(tiny.config())
     for name in [name for name in arrays if name.endswith("_proj.weight")]:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tinyllm.config.config import Config
 from tinyllm.config.families.table import FAMILIES
+from tinyllm.config.packings import METHODS
 from tinyllm.errors import TinyllmError
 
 ANYTHING = st.recursive(
@@ -32,7 +33,10 @@ ROPE_KEYS = """
     beta_slow mscale mscale_all_dim attention_factor truncate partial_rotary_factor full_attention short_factor
     long_factor sliding_attention
 """.split()
-QUANT_KEYS = ["bits", "group_size", "mode", "quant_method", "model.layers.0.mlp.up_proj", "lm_head"]
+QUANT_KEYS = """
+    bits group_size mode quant_method model.layers.0.mlp.up_proj lm_head weight_block_size config_groups format
+    checkpoint_format zero_point version
+""".split()
 KEYS = [
     *tiny.CONFIG,
     *"""head_dim rope_scaling rope_parameters partial_rotary_factor sliding_window layer_types
@@ -95,6 +99,21 @@ def test_any_rope_parameters_give_a_config_or_one_line(kind: str, values: dict[s
 @given(mostly(QUANT_KEYS))
 def test_any_quantization_gives_a_config_or_one_line(values: dict[str, Any]) -> None:
     check(Config.from_dict, tiny.config(quantization={"bits": 4, "group_size": 64, **values}))
+
+
+WEIGHT_KEYS = ["num_bits", "type", "symmetric", "group_size", "block_structure", "strategy"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@settings(max_examples=60)
+@given(mostly(QUANT_KEYS), mostly(WEIGHT_KEYS))
+def test_any_form_of_another_library_gives_a_config_or_one_line(
+    method: str, values: dict[str, Any], weights: dict[str, Any]
+) -> None:
+    sound = {"bits": 4} if method in ("gptq", "awq") else {}
+    if method == "compressed-tensors":
+        sound = {"format": "int-quantized", "config_groups": {"group_0": {"weights": weights}}}
+    check(Config.from_dict, tiny.config(quantization_config={**sound, **values, "quant_method": method}))
 
 
 @settings(max_examples=100)

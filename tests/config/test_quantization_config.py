@@ -9,7 +9,7 @@ import tiny
 
 from tinyllm.config.config import Config
 from tinyllm.config.quantization import QuantFormat, QuantizationConfig
-from tinyllm.errors import ConfigError, TinyllmError, UnsupportedQuantizationError
+from tinyllm.errors import ConfigError, TinyllmError, UnknownKeyError, UnsupportedQuantizationError
 
 DEFAULT = {"group_size": 64, "bits": 4}
 MXFP4 = {"mode": "mxfp4", "bits": 4, "group_size": 32}
@@ -81,23 +81,50 @@ def test_fault_05_an_override_that_leaves_a_value_out_takes_mlxs_default() -> No
     assert quantization.format_of(DOWN) == QuantFormat(4, 64)
 
 
-# Fault 06: the formats of other libraries.
+# Fault 06: the formats of other libraries; tests/checkpoint/test_forms.py has those that are read.
+
+
+def compressed(layout: str, **weights: Any) -> dict[str, Any]:
+    groups = {"group_0": {"weights": weights, "targets": ["Linear"]}}
+    return {"quant_method": "compressed-tensors", "format": layout, "config_groups": groups}
 
 
 @pytest.mark.parametrize(
     "packing",
     [
-        {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True},
-        {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
         {"quant_method": "bitsandbytes", "load_in_4bit": True},
-        {"quant_method": "fp8", "weight_block_size": [128, 128]},
-        {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": {"num_bits": 4}}}},
-        {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
+        *({"quant_method": name, "bits": 4} for name in "aqlm auto-round bitnet eetq higgs hqq quanto spqr".split()),
+        *({"quant_method": name} for name in "fp_quant nvfp4 quark torchao vptq".split()),
+        {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemv", "zero_point": True},
+        {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": False},
+        {"quant_method": "awq", "bits": 8},
+        {"quant_method": "gptq", "bits": 3},
+        {"quant_method": "gptq", "bits": 4, "group_size": 16},
+        {"quant_method": "gptq", "bits": 4, "group_size": 0},
+        {"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"},
+        {"quant_method": "gptq", "bits": 4, "dynamic": {"-:.*down.*": {}}},
+        {"quant_method": "fp8", "weight_block_size": [128]},
+        {"quant_method": "fp8", "weight_block_size": [0, 128]},
+        {"quant_method": "fp8", "expert_dtype": "fp4"},
+        {"quant_method": "compressed-tensors"},
+        {"quant_method": "compressed-tensors", "config_groups": {}},
+        compressed("marlin-24", num_bits=4),
+        compressed("nvfp4-pack-quantized", num_bits=4, type="float"),
+        compressed("pack-quantized", num_bits=3, group_size=128),
+        compressed("pack-quantized", num_bits=4, group_size=16),
+        compressed("int-quantized", num_bits=8, group_size=128),
+        compressed("float-quantized", num_bits=4, type="float"),
+        {**compressed("int-quantized"), "sparsity_config": {"format": "sparse-24-bitmask"}},
+        {**compressed("int-quantized"), "transform_config": {"R1": {}}},
+        {
+            **compressed("pack-quantized"),
+            "config_groups": {"a": {"weights": {"num_bits": 4}}, "b": {"weights": {"num_bits": 8}}},
+        },
         {"quant_algo": "NVFP4", "producer": {"name": "modelopt"}},
         {"quant_method": ["awq"], "bits": 4},
         {"quant_method": {}, "bits": 4},
     ],
-    ids=lambda packing: str(packing.get("quant_method")),
+    ids=repr,
 )
 def test_fault_06_another_librarys_format_is_refused_in_one_line(packing: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedQuantizationError) as failure:
@@ -107,6 +134,26 @@ def test_fault_06_another_librarys_format_is_refused_in_one_line(packing: dict[s
     assert message.startswith("config.json")
     assert "\n" not in message
     assert len(message) < 250
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "fp8", "mxfp4"])
+def test_a_key_that_nobody_knows_is_refused(method: str) -> None:
+    with pytest.raises(UnknownKeyError, match="surprise"):
+        read({"quant_method": method, "bits": 4, "surprise": 1}, "quantization_config")
+
+
+def test_of_gpt_oss_own_blocks_experts_alone_are_packed() -> None:
+    quantization = read({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, "quantization_config")
+    assert quantization.format_of("model.layers.0.mlp.experts.up_proj") == QuantFormat(4, 32, "mxfp4")
+    assert quantization.format_of("model.layers.0.self_attn.q_proj") is None
+
+
+def test_fault_05_an_override_of_a_fused_matrix_is_one_of_each_part() -> None:
+    qkv = "model.layers.0.self_attn.qkv_proj"
+    quantization = read({**DEFAULT, qkv: {"bits": 8, "group_size": 32}}, model_type="phi3", pad_token_id=0)
+    for part in "qkv":
+        assert quantization.format_of(f"model.layers.0.self_attn.{part}_proj") == QuantFormat(8, 32)
+    assert quantization.format_of("model.layers.0.self_attn.o_proj") == QuantFormat(4, 64)
 
 
 # Absurd values.

@@ -6,6 +6,7 @@ import json
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from golden_cases import GOLDEN, TOLERANCE, build, difference, expected
@@ -95,6 +96,59 @@ def test_names_of_transformers_5_in_memory_and_of_mlx_lm_are_read(tmp_path: Path
         mx.save_safetensors(str(folder / "model.safetensors"), {**plain, **experts})
         (folder / "config.json").write_bytes((V3 / "config.json").read_bytes())
         assert difference(load_model(folder, dtype=mx.float32)(ids)[0], wanted) <= TOLERANCE
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_kv_b_proj_may_stand_apart_as_mlx_lm_has_it(packed: bool, tmp_path: Path) -> None:
+    """embed_q makes latents of queries, and unembed_out values of latents; each is packed along its own rows."""
+    attention = {"kind": "latent", "num_heads": 2, "latent_rank": 32, "plain_dim": 64, "value_dim": 10}
+    rest = {"rope": {"dims": 4, "theta": 100.0}, "norm": {"eps": 1e-6}}
+    layer = {"norm": {"eps": 1e-5}, "attention": {**attention, **rest}}
+    config: dict[str, Any] = {
+        "model_type": "tinyllm",
+        "vocab_size": 48,
+        "hidden_size": 32,
+        "max_position_embeddings": 64,
+        "final_norm": None,
+        "layers": [{**layer, "feed_forward": {"intermediate_size": 32, "activation": "silu"}}],
+    }
+    shapes = tensor_shapes(Config.from_dict(config))
+    dense = {
+        name: mx.random.normal(shape, key=mx.random.key(i)) / 4 for i, (name, shape) in enumerate(shapes.items())
+    }
+    form = {"group_size": 32, "bits": 4}
+    apart = {name: array for name, array in dense.items() if ".kv_b_proj." not in name}
+    heads = dense[f"{PREFIX}.kv_b_proj.weight"].reshape(2, 74, 32)
+    parts = {"embed_q": heads[:, :64].swapaxes(1, 2), "unembed_out": heads[:, 64:]}
+    for name, part in parts.items():
+        apart[f"{PREFIX}.{name}.weight"] = mx.contiguous(part)
+        if packed:
+            made = mx.quantize(part, **form)
+            leaves = zip(("weight", "scales", "biases"), made, strict=True)
+            apart |= {f"{PREFIX}.{name}.{leaf}": array for leaf, array in leaves}
+            parts[name] = mx.dequantize(*made, **form)
+    whole = mx.concatenate([parts["embed_q"].swapaxes(1, 2), parts["unembed_out"]], axis=1)
+    dense[f"{PREFIX}.kv_b_proj.weight"] = whole.reshape(148, 32)
+    logits = []
+    for name, tensors in (("whole", dense), ("apart", apart)):
+        folder = tmp_path / name
+        folder.mkdir()
+        mx.save_safetensors(str(folder / "model.safetensors"), tensors)
+        (folder / "config.json").write_text(json.dumps({**config, **({"quantization": form} if packed else {})}))
+        model = build(Config.from_json_file(folder), folder, ModelFeatures())
+        logits.append(model(mx.arange(40)[None])[0])
+    assert difference(logits[1], logits[0]) <= TOLERANCE
+
+
+def test_one_half_of_kv_b_proj_is_not_enough(tmp_path: Path) -> None:
+    arrays = mx.load(str(V3 / "model.safetensors"))
+    assert isinstance(arrays, dict)
+    del arrays[f"{PREFIX}.kv_b_proj.weight"]
+    arrays[f"{PREFIX}.embed_q.weight"] = mx.ones((1, 1, 1))
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), arrays)
+    (tmp_path / "config.json").write_bytes((V3 / "config.json").read_bytes())
+    with pytest.raises(TensorMismatchError, match=r"missing 1: .*unembed_out.*embed_q\.weight is \[1, 1, 1\]"):
+        WeightStore.from_path(tmp_path)
 
 
 def test_packed_latents_are_those_that_they_stand_for(tmp_path: Path) -> None:

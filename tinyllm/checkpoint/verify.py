@@ -11,7 +11,7 @@ from tinyllm.checkpoint.folded import folded
 from tinyllm.checkpoint.tensor_table import StoredTensor
 from tinyllm.config.config import Config
 from tinyllm.config.quantization import QuantFormat
-from tinyllm.config.tensors import LM_HEAD, tensor_shapes
+from tinyllm.config.tensors import LM_HEAD, stored_shapes
 from tinyllm.errors import TensorMismatchError
 
 _SHOWN = 6
@@ -79,7 +79,7 @@ def _needs(tensors: Mapping[str, StoredTensor], config: Config) -> tuple[dict[st
     """Return what `config` needs, packed where `tensors` are; and the modules that contradict it, with the reason."""
     needed: dict[str, Need] = {}
     contradictions: dict[str, str] = {}
-    for name, shape in tensor_shapes(config).items():
+    for name, shape in stored_shapes(config, tensors.keys()).items():
         module = name.removesuffix(".weight")
         if len(shape) < 2 or f"{module}.scales" not in tensors:
             needed[name] = Need(shape)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from tinyllm.config.config import Config
 from tinyllm.config.layers import (
     AttentionConfig,
@@ -17,6 +19,10 @@ from tinyllm.config.layers import (
 
 EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
+
+# kv_b_proj as mlx-lm has it: (heads, latent, plain_dim), which is turned, and (heads, value_dim, latent).
+SPLIT_LATENTS = ("embed_q", "unembed_out")
+_WHOLE_LATENTS = ".self_attn.kv_b_proj.weight"
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -46,6 +52,19 @@ def tensor_shapes(config: Config) -> Shapes:
         shapes["model.embed_tokens_per_layer.weight"] = (config.layer_inputs.vocab_size, joined)
         shapes |= _linear("model.per_layer_model_projection", joined, config.hidden_size)
         shapes |= _norm("model.per_layer_projection_norm", config.layer_inputs.width, config.layers[0].norm)
+    return shapes
+
+
+def stored_shapes(config: Config, names: Container[str]) -> Shapes:
+    """Return `tensor_shapes`, but of files with these `names`: matrices that they have apart are so here."""
+    shapes = tensor_shapes(config)
+    for name in [name for name in shapes if name.endswith(_WHOLE_LATENTS)]:
+        keys, values = (f"{name.removesuffix('kv_b_proj.weight')}{part}.weight" for part in SPLIT_LATENTS)
+        shape = config.layer_at(name).attention
+        if keys in names and isinstance(shape, LatentAttentionConfig):
+            del shapes[name]
+            shapes[keys] = (shape.num_heads, shape.latent_rank, shape.plain_dim)
+            shapes[values] = (shape.num_heads, shape.value_dim, shape.latent_rank)
     return shapes
 
 

@@ -15,6 +15,7 @@ from tinyllm._mx import mx
 from tinyllm.checkpoint.weights import WeightStore
 from tinyllm.config.config import Config
 from tinyllm.config.layers import LatentAttentionConfig
+from tinyllm.config.tensors import SPLIT_LATENTS
 from tinyllm.errors import ConfigError
 from tinyllm.kv.cache import LayerCache
 from tinyllm.kv.full import TinyKvFullCache
@@ -44,9 +45,7 @@ class LatentAttention:
             ]
         self._latent = Linear((f"{prefix}.kv_a_proj_with_mqa",), weights, features)
         self._latent_norm = make_norm(f"{prefix}.kv_a_layernorm", shape.norm, weights, features)
-        expand = weights.dense(f"{prefix}.kv_b_proj").reshape(shape.num_heads, -1, shape.latent_rank)
-        self._keys, self._values = (mx.contiguous(part) for part in mx.split(expand, [shape.plain_dim], axis=1))
-        mx.eval(self._keys, self._values)
+        self._keys, self._values = _expansions(prefix, shape, weights)
         self._output = Linear((f"{prefix}.o_proj",), weights, features)
         self._rope = make_rope(shape, features)
         self._spec = make_spec(shape, features)
@@ -85,3 +84,16 @@ class LatentAttention:
         plain = latent @ self._keys.swapaxes(-1, -2)
         turned = mx.broadcast_to(key, (*plain.shape[:-1], key.shape[-1]))
         return mx.concatenate([plain, turned], axis=-1), latent @ self._values.swapaxes(-1, -2)
+
+
+def _expansions(prefix: str, shape: LatentAttentionConfig, weights: WeightStore) -> tuple[mx.array, mx.array]:
+    """Return what makes the keys of each head of latents, and its values: (heads, plain_dim or value_dim, latent)."""
+    if weights.has(f"{prefix}.{SPLIT_LATENTS[0]}.weight"):
+        turned, values = (weights.dense(f"{prefix}.{name}") for name in SPLIT_LATENTS)
+        keys = turned.swapaxes(1, 2)
+    else:
+        whole = weights.dense(f"{prefix}.kv_b_proj").reshape(shape.num_heads, -1, shape.latent_rank)
+        keys, values = whole[:, : shape.plain_dim], whole[:, shape.plain_dim :]
+    keys, values = mx.contiguous(keys), mx.contiguous(values)
+    mx.eval(keys, values)
+    return keys, values
