@@ -51,7 +51,9 @@ All of it by name, in one line, before a weight is read:
   at a value that would change the numbers in a way that is not computed here;
 - activations other than {activations};
 - RoPE schemes other than default, linear, dynamic, llama3, yarn and longrope;
-- weights that another library has quantised, and checkpoints with pickled weights only;
+- what GPTQ (3 bits, columns sorted by activation), AWQ (other than GEMM's layout) and compressed-tensors (sparse,
+  nvfp4, several schemes) can do beyond the list below; weights that bitsandbytes, HQQ, Quanto, EETQ, AQLM and others
+  have quantised; and checkpoints with pickled weights only;
 - tensors that are missing, surplus or of another shape than config.json asks for.
 
 ## To know
@@ -63,6 +65,9 @@ All of it by name, in one line, before a weight is read:
 - Of multimodal models the text model is run; the tensors of other parts are left out, with a notice.
 - Layers that predict further tokens, and a head beside tied embeddings, are not read.
 - What MLX has quantised is read: 2 to 8 bits, mxfp4, mxfp8, nvfp4, layer by layer. `mlx-lm-*` are made by mlx-lm.
+- What others have quantised is made into MLX's formats when it is read, without loss: GPTQ of 4 and 8 bits, AWQ,
+  compressed-tensors of 4 and 8 bits (pack-quantized, int-quantized), gpt-oss's own mxfp4. Matrices in fp8 (e4m3, with
+  scales of blocks, rows or all) become bfloat16, or what is computed in. Activations are never quantised.
 """
 
 

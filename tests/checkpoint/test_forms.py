@@ -6,6 +6,7 @@ Each is packed here with numpy, by the library's published layout, and written o
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,18 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tinyllm._mx import mx
 from tinyllm.anatomy.subject import open_subject
+from tinyllm.checkpoint import weights
+from tinyllm.checkpoint.forms import TYPES_OF_PARTS, MadeTensor
+from tinyllm.checkpoint.quantization import make
+from tinyllm.checkpoint.safetensors_header import BITS, TensorInfo
 from tinyllm.checkpoint.summary import summarize
+from tinyllm.checkpoint.tensor_table import READABLE, gather
+from tinyllm.checkpoint.verify import check_tensors
 from tinyllm.checkpoint.weights import DenseWeight, QuantizedWeight, WeightStore
 from tinyllm.config.config import Config
 from tinyllm.config.quantization import QuantFormat
@@ -563,3 +572,63 @@ def test_summary_and_anatomy_know_the_form(name: str, label: str, told: str, bit
     assert forms[told].bits_per_weight == pytest.approx(bits)
     assert UP + ".weight" in forms[told].matrices
     assert set(forms) == {told, "f32"}
+
+
+# ---------------------------------------------------------------- halves, and whatever a header may say
+
+
+def test_in_half_precision_scales_are_the_files_and_biases_the_nearest(tmp_path: Path) -> None:
+    folder = changed(tmp_path, "gptq-8-32", lambda tensors: None, tmp_path)
+    arrays = mx.load(str(folder / "model.safetensors"))
+    assert isinstance(arrays, dict)
+    weight, exact = WeightStore.from_path(folder).linear(UP), store_of(folder).linear(UP)
+    assert isinstance(weight, QuantizedWeight) and isinstance(exact, QuantizedWeight)
+    assert weight.scales.dtype == mx.float16 and weight.biases is not None and exact.biases is not None
+    assert mx.array_equal(weight.scales, arrays[f"{UP}.scales"].T)
+    assert mx.array_equal(weight.biases, exact.biases.astype(mx.float16))
+
+
+def test_what_is_made_of_a_tensor_is_made_once_and_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three parts of a fused matrix, of three parts each."""
+    said, pack, _ = CASES["awq-128"]
+    values = tiny.config(**SIZES, model_type="phi3", pad_token_id=0, num_hidden_layers=1)
+    packed, _ = write_pair(tmp_path, values, said, pack, fused=FUSED)
+    names: list[str] = []
+
+    def counted(made: MadeTensor, arrays: Any) -> mx.array:
+        names.append(made.name)
+        return make(made, arrays)
+
+    monkeypatch.setattr(weights, "make", counted)
+    store = WeightStore.from_path(packed)
+    for part in "qkv":
+        store.linear(f"model.layers.0.self_attn.{part}_proj")
+    assert sorted(names) == [f"model.layers.0.self_attn.qkv_proj.{part}" for part in ("biases", "scales", "weight")]
+    assert not store._made
+
+
+LEAVES = {
+    "gptq-4-64": ("qweight", "qzeros", "scales", "g_idx"),
+    "awq-32": ("qweight", "qzeros", "scales"),
+    "pack-4-32-zeros": ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx"),
+    "int8-zeros": ("weight", "weight_scale", "weight_zero_point"),
+    "fp8-blocks": ("weight", "weight_scale_inv", "weight_scale"),
+}
+SHAPES = st.lists(st.sampled_from([0, 1, 2, 8, 16, 128, 10**12]), max_size=4).map(tuple)
+
+
+@pytest.mark.parametrize("name", LEAVES)
+@settings(max_examples=60)
+@given(data=st.data())
+def test_any_shapes_and_types_are_a_table_or_faults(name: str, data: st.DataObject) -> None:
+    config = Config.from_dict(tiny.config(**SIZES, num_hidden_layers=1, quantization_config=CASES[name][0]))
+    kinds = st.sampled_from(sorted({*READABLE, *TYPES_OF_PARTS}))
+    header = {}
+    for leaf in data.draw(st.sets(st.sampled_from(LEAVES[name]))):
+        shape, dtype = data.draw(SHAPES), data.draw(kinds)
+        end = math.prod(shape) * BITS[dtype] // 8
+        header[f"{UP}.{leaf}"] = TensorInfo(f"{UP}.{leaf}", Path("x"), dtype, shape, 0, end)
+    table = gather({Path("x"): header}, config)
+    assert all(str(fault).isprintable() for fault in table.faults.values())
+    with pytest.raises(TensorMismatchError):
+        check_tensors(table.tensors, config, Path("x"))

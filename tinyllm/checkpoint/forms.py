@@ -175,12 +175,14 @@ def _fp8(name: str, parts: Parts, stored: Stored, packing: Fp8) -> Iterator[Made
     leaf = next((leaf for leaf in ("_scale_inv", "_scale") if leaf in parts), None)
     if leaf is None:
         raise TensorMismatchError(f"{weight.file}: {weight.name} is in 8 bits, and its scales are absent")
-    *lead, rows, columns = weight.shape if len(weight.shape) > 1 else (1, *weight.shape)
+    if len(weight.shape) < 2:
+        raise TensorMismatchError(f"{weight.file}: {weight.name} is {list(weight.shape)}, and no matrix of 8 bits")
+    *lead, rows, columns = weight.shape
     accepted = {(), (1,), (rows,), (rows, 1), (*lead, 1, 1), (*lead, rows, 1)}
     if packing.block is not None:
         accepted.add((*lead, -(-rows // packing.block[0]), -(-columns // packing.block[1])))
     scale = parts[leaf]
-    if len(weight.shape) < 2 or scale.shape not in accepted or scale.dtype not in _FLOATS:
+    if scale.shape not in accepted or scale.dtype not in _FLOATS:
         raise TensorMismatchError(
             f"{scale.file}: {scale.name} is {list(scale.shape)} of type {scale.dtype}, which are no scales of"
             f" {list(weight.shape)}" + (f" in blocks of {list(packing.block)}" if packing.block else "")

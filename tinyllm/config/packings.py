@@ -113,8 +113,8 @@ def _gptq(reader: ConfigReader) -> Stored:
     offsets = {"gptq": 1, "gptq_v2": 0}
     if layout not in offsets:
         raise _refused(reader, f"checkpoint_format = {brief(layout)}")
-    _only(reader, {"is_marlin_format": (False, None), "dynamic": ({}, None), "pack_dtype": ("int32", None)})
-    _only(reader, {"lm_head": (True, False, None)})
+    _only(reader, {"is_marlin_format": (False, None), "dynamic": ({}, None)})
+    _only(reader, {"pack_dtype": ("int32", None), "lm_head": (True, False, None)})
     reader.discard(_GPTQ_INERT)
     return Stored(Gptq(bits, group, offsets[layout]), f"gptq-{bits}", _affine(bits, group))
 
@@ -125,7 +125,7 @@ def _awq(reader: ConfigReader) -> Stored:
     version = reader.read(Key("version", str, "gemm", nullable=True, also=("format",))) or "gemm"
     if version.lower() != "gemm":
         raise _refused(reader, f"version = {brief(version)}")
-    _only(reader, {"zero_point": (True,)})
+    _only(reader, {"zero_point": (True,), "pack_dtype": ("int32", None), "lm_head": (True, False, None)})
     reader.discard(_AWQ_INERT | _GPTQ_INERT)
     return Stored(Awq(group), f"awq-{bits}", _affine(bits, group))
 
@@ -150,7 +150,10 @@ def _compressed(reader: ConfigReader) -> Stored:
     weights = scheme.object("weights")
     if weights is None:
         raise _refused(reader, "a scheme without weights")
-    _only(reader, {"sparsity_config": ({}, None), "transform_config": ({}, None)})
+    sparsity = reader.take("sparsity_config")
+    if sparsity and not (isinstance(sparsity, dict) and sparsity.get("format") == "dense"):
+        raise _refused(reader, f"sparsity_config = {brief(sparsity)}")
+    _only(reader, {"transform_config": ({}, None)})
     reader.discard(_COMPRESSED_INERT)
     scheme.discard(_SCHEME_INERT)
     scheme.finish()
@@ -161,7 +164,7 @@ def _compressed_weights(reader: ConfigReader, weights: ConfigReader, layout: Any
     bits, kind = weights.read(Key("num_bits", int, 8)), weights.read(Key("type", str, "int"))
     symmetric = weights.read(Key("symmetric", bool, True))
     group = weights.read(Key("group_size", int, WHOLE_ROW, nullable=True)) or WHOLE_ROW
-    block = _block(reader, weights.read(Key("block_structure", list, None, nullable=True)))
+    block = _block(reader, weights.take("block_structure"))
     weights.discard(_WEIGHTS_INERT)
     weights.finish()
     match layout, kind, bits:
@@ -233,7 +236,11 @@ def _group(reader: ConfigReader, key: Key) -> int:
 def _block(reader: ConfigReader, said: Any) -> tuple[int, int] | None:
     if said is None:
         return None
-    if len(said) != 2 or not all(type(size) is int and 0 < size < 1 << 20 for size in said):
+    if (
+        not isinstance(said, list)
+        or len(said) != 2
+        or not all(type(size) is int and 0 < size < 1 << 20 for size in said)
+    ):
         raise _refused(reader, f"blocks of {brief(said)}")
     return said[0], said[1]
 
