@@ -134,6 +134,18 @@ def e4m3(codes: Array) -> Array:
     return np.where(sign == 1, -value, value)
 
 
+FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def mxfp4(random: np.random.Generator, rows: int, columns: int) -> tuple[Tensors, Array]:
+    """Two numbers of e2m1 a byte, the low half first, times a power of two for each 32."""
+    codes = random.integers(0, 16, (rows, columns))
+    exponents = random.integers(118, 124, (rows, columns // 32))
+    dense = FP4[codes] * np.repeat(2.0 ** (exponents - 127), 32, 1)
+    packed = (codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8)
+    return {".weight_packed": packed, ".weight_scale": exponents.astype(np.uint8)}, dense.astype(np.float32)
+
+
 def fp8(scale_shape: Callable[[int, int], tuple[int, ...]], leaf: str = ".weight_scale") -> Packer:
     """`scale_shape` is of rows and columns; scales of blocks are repeated until they cover the matrix."""
 
@@ -227,6 +239,11 @@ CASES: Mapping[str, tuple[dict[str, Any], Packer, QuantFormat | None]] = {
         compressed_says("int-quantized", num_bits=8, type="int", strategy="tensor"),
         int8(symmetric=True, by_row=False),
         QuantFormat(8, 64),
+    ),
+    "mxfp4": (
+        compressed_says("mxfp4-pack-quantized", num_bits=4, type="float", strategy="group", group_size=32),
+        mxfp4,
+        QuantFormat(4, 32, "mxfp4"),
     ),
     "fp8-compressed-rows": (FLOAT8, fp8(lambda rows, columns: (rows, 1)), None),
     "fp8-compressed-whole": (FLOAT8, fp8(lambda rows, columns: (1,)), None),
@@ -349,7 +366,7 @@ def test_fused_matrices_are_taken_apart(name: str, tmp_path: Path) -> None:
         assert mx.array_equal(store_of(packed).dense(name), store_of(dense).dense(name)), module
 
 
-@pytest.mark.parametrize("name", ["gptq-4-32", "awq-32", "int8-rows", "fp8-blocks"])
+@pytest.mark.parametrize("name", ["gptq-4-32", "awq-32", "int8-rows", "mxfp4", "fp8-blocks"])
 def test_experts_are_stacked(name: str, tmp_path: Path) -> None:
     """Mixtral has a matrix an expert, under names of its own; the router is dense."""
     said, pack, form = CASES[name]
@@ -377,9 +394,6 @@ def test_experts_are_stacked(name: str, tmp_path: Path) -> None:
         found = store_of(folder).linear(canonical)
         assert isinstance(found, DenseWeight) if form is None else found.form == form
         assert np.array_equal(np.array(store_of(folder).dense(canonical)), dense[f"{canonical}.weight"])
-
-
-FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
 
 def test_gpt_oss_own_blocks(tmp_path: Path) -> None:
@@ -510,6 +524,8 @@ def retyped(name: str, dtype: Any) -> Callable[[Tensors], None]:
         ("pack-4-32-plain", cut(f"{UP}.weight_scale"), "up_proj.weight_scale"),
         ("int8-rows", without(f"{UP}.weight_scale"), "up_proj.*scale"),
         ("int8-rows", cut(f"{UP}.weight_scale"), "up_proj.weight_scale"),
+        ("mxfp4", without(f"{UP}.weight_scale"), "up_proj.*scale"),
+        ("mxfp4", cut(f"{UP}.weight_packed"), "up_proj"),
         ("fp8-blocks", without(f"{UP}.weight_scale_inv"), "up_proj.*scales"),
         ("fp8-blocks", cut(f"{UP}.weight_scale_inv"), "up_proj.weight_scale_inv"),
         ("fp8-blocks", retyped(f"{UP}.weight_scale_inv", np.int32), "up_proj.weight_scale_inv"),
@@ -611,6 +627,7 @@ LEAVES = {
     "gptq-4-64": ("qweight", "qzeros", "scales", "g_idx"),
     "awq-32": ("qweight", "qzeros", "scales"),
     "pack-4-32-zeros": ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx"),
+    "mxfp4": ("weight_packed", "weight_scale"),
     "int8-zeros": ("weight", "weight_scale", "weight_zero_point"),
     "fp8-blocks": ("weight", "weight_scale_inv", "weight_scale"),
 }

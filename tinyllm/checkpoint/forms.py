@@ -8,7 +8,7 @@ names that MLX's own files have. All that follows (names, fused matrices, expert
   scales (groups, out), g_idx int32 (in,)
 - AWQ (AutoAWQ, `WQLinear_GEMM`): qweight int32 (in, out / 8), qzeros int32 (groups, out / 8), scales (groups, out)
 - compressed-tensors: weight_packed int32 (out, in * bits / 32) or weight, weight_scale (out, groups), and
-  weight_zero_point of that shape, its rows packed where the weights are
+  weight_zero_point of that shape, its rows packed where the weights are; of mxfp4, both are bytes
 - fp8: weight, and weight_scale_inv or weight_scale, which are the same: what the weight is multiplied by
 - gpt-oss: NAME_blocks uint8 (experts, out, groups, 16), NAME_scales uint8 (experts, out, groups)
 """
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tinyllm.checkpoint.safetensors_header import BITS, TensorInfo
-from tinyllm.config.packings import Awq, Fp8, Gptq, Int8, Mxfp4Blocks, PackedInts, Packing, Stored
+from tinyllm.config.packings import Awq, Fp8, Gptq, Int8, Mxfp4, Mxfp4Blocks, PackedInts, Packing, Stored
 from tinyllm.errors import CheckpointError, TensorMismatchError
 
 __all__ = ["TYPES_OF_PARTS", "MadeTensor", "Source", "restate"]
@@ -170,6 +170,13 @@ def _mxfp4(name: str, parts: Parts, stored: Stored, packing: Mxfp4Blocks) -> Ite
     yield from _packed(name, parts, stored, shape, ("_blocks",), ("_scales",), None)
 
 
+def _mxfp4_rows(name: str, parts: Parts, stored: Stored, packing: Mxfp4) -> Iterator[MadeTensor]:
+    rows, pairs = _matrix(parts[".weight_packed"], stored)
+    groups = _groups(2 * pairs, 32, parts[".weight_packed"], stored)
+    _need(parts, ".weight_scale", (rows, groups), ("U8",), stored)
+    yield from _packed(name, parts, stored, (rows, 2 * pairs), (".weight_packed",), (".weight_scale",), None)
+
+
 def _fp8(name: str, parts: Parts, stored: Stored, packing: Fp8) -> Iterator[MadeTensor]:
     weight = parts[""]
     leaf = next((leaf for leaf in ("_scale_inv", "_scale") if leaf in parts), None)
@@ -198,6 +205,7 @@ _FORMS: Mapping[type[Packing], _Form] = {
     ),
     Int8: _Form(re.compile(r"\.weight(_scale|_zero_point)?$"), ".weight", ("I8",), _int8),
     Mxfp4Blocks: _Form(re.compile(r"_(blocks|scales)$"), "_blocks", ("U8",), _mxfp4),
+    Mxfp4: _Form(re.compile(r"\.weight_(packed|scale)$"), ".weight_packed", ("U8",), _mxfp4_rows),
     Fp8: _Form(re.compile(r"(_scale_inv|_scale|)$"), "", ("F8_E4M3",), _fp8),
 }
 

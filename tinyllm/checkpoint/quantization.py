@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from tinyllm._mx import mx
 from tinyllm.checkpoint.forms import MadeTensor
-from tinyllm.config.packings import Awq, Fp8, Gptq, Int8, Mxfp4Blocks, PackedInts
+from tinyllm.config.packings import Awq, Fp8, Gptq, Int8, Mxfp4, Mxfp4Blocks, PackedInts
 from tinyllm.errors import UnsupportedQuantizationError
 
 __all__ = ["make"]
@@ -25,13 +25,12 @@ def make(made: MadeTensor, arrays: Sequence[mx.array]) -> mx.array:
     """
     if made.part == "weight":
         return _weight(made, arrays).reshape(made.shape)
-    if isinstance(made.stored.packing, Mxfp4Blocks):
+    if isinstance(made.stored.packing, Mxfp4Blocks | Mxfp4):
         return arrays[0]
-    groups = made.shape[-1]
     scales = _spread(_by_row(made, arrays[0].astype(mx.float32)), made.shape)
     if made.part == "scales":
         return scales
-    return -(scales * _spread(_zeros(made, arrays[1:]), (*made.shape[:-1], groups)))
+    return -(scales * _spread(_zeros(made, arrays[1:]), made.shape))
 
 
 def _weight(made: MadeTensor, arrays: Sequence[mx.array]) -> mx.array:
@@ -48,7 +47,7 @@ def _weight(made: MadeTensor, arrays: Sequence[mx.array]) -> mx.array:
             return stored.view(mx.uint32)
         case Int8():
             return mx.bitwise_xor(stored.view(mx.uint8), 128).view(mx.uint32)
-        case Mxfp4Blocks():
+        case Mxfp4Blocks() | Mxfp4():
             return mx.contiguous(stored).view(mx.uint32)
         case Fp8(block):
             return _scaled(_e4m3(stored), arrays[1].astype(mx.float32), block)

@@ -90,7 +90,12 @@ class Mxfp4Blocks:
     """Blocks of 32 columns of four-bit floats in 16 bytes, as gpt-oss has its experts."""
 
 
-Packing = Gptq | Awq | Fp8 | PackedInts | Int8 | Mxfp4Blocks
+@dataclass(frozen=True)
+class Mxfp4:
+    """Four-bit floats, two to a byte, and a power of two for 32 columns, of compressed-tensors."""
+
+
+Packing = Gptq | Awq | Fp8 | PackedInts | Int8 | Mxfp4Blocks | Mxfp4
 
 
 @dataclass(frozen=True)
@@ -172,6 +177,8 @@ def _compressed_weights(reader: ConfigReader, weights: ConfigReader, layout: Any
             return Stored(Fp8(block), "fp8", None)
         case "int-quantized" | "naive-quantized", "int", 8 if group == WHOLE_ROW:
             return Stored(Int8(symmetric), "int8", _affine(8, WHOLE_ROW))
+        case "mxfp4-pack-quantized", "float", 4 if group == 32:
+            return Stored(Mxfp4(), "mxfp4", (4, 32, "mxfp4"))
         case "pack-quantized", "int", 4 | 8:
             if _fitting(group) is None:
                 raise _refused(reader, f"groups of {brief(group)}")
