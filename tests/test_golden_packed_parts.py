@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
+from golden_cases import GOLDEN
 from test_golden_quantized import AFFINE, FLOATING, TEXT, TIGHT, as_json, difference, load, write
 
 from tinyllm._mx import mx
@@ -180,3 +182,21 @@ def test_projections_are_one_product_where_they_are_packed_alike(
     x = mx.random.normal((1, 3, 128), key=mx.random.key(0))
     expected = mx.concatenate([x @ array.T for array in wanted], axis=-1)
     assert difference(project(x)[0], expected[0]) <= TIGHT
+
+
+def test_packed_matrices_are_not_turned(tmp_path: Path) -> None:
+    """GPT-2's dense ones stand as (in, out), and whoever packs them packs rows of (out, in)."""
+    source = GOLDEN / "gpt2"
+    arrays = mx.load(str(source / "model.safetensors"))
+    assert isinstance(arrays, dict)
+    names = [name for name in arrays if name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight"))]
+    found, dense = dict(arrays), dict(arrays)
+    for name in names:
+        parts, stands_for = packed(name.removesuffix(".weight"), found.pop(name).T, QuantFormat(6, 32))
+        found |= parts
+        dense[name] = mx.contiguous(stands_for.T)
+    values = json.loads((source / "config.json").read_text())
+    packed_folder = write(tmp_path / "packed", {**values, "quantization": {"group_size": 32, "bits": 6}}, found)
+    logits = load(write(tmp_path / "dense", values, dense), "reference", expand=False)(IDS[:, :24])[0]
+    assert len(names) >= 8
+    assert difference(load(packed_folder, "fused", expand=False)(IDS[:, :24])[0], logits) <= TIGHT
