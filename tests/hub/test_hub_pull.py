@@ -175,11 +175,11 @@ def as_gguf(folder: Path) -> None:
 
 
 TERABYTES = (1 << 41).to_bytes(8, "little") + b"{}"
-AWQ = {"quant_method": "awq", "bits": 4}
+HQQ = {"quant_method": "hqq", "bits": 4}
 REFUSALS: list[tuple[Callable[[Path], object], type[TinyllmError], str]] = [
     (partial(with_config, model_type="mamba"), UnsupportedModelError, "org/tiny/config.json: model_type 'mamba'"),
     (partial(with_config, frobnicate=3), UnknownKeyError, "org/tiny/config.json: .*frobnicate = 3"),
-    (partial(with_config, quantization_config=AWQ), UnsupportedQuantizationError, "'awq'"),
+    (partial(with_config, quantization_config=HQQ), UnsupportedQuantizationError, "'hqq'"),
     (partial(with_config, num_hidden_layers=3), TensorMismatchError, "org/tiny: .*missing"),
     (lambda folder: (folder / "config.json").write_text("{"), ConfigError, "org/tiny/config.json: not readable"),
     (partial(renamed, "model.safetensors", "model.bin"), MissingFileError, "org/tiny: holds only pickled weights"),
