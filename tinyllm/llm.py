@@ -71,8 +71,8 @@ class Statistics:
     Of the `prompt_tokens`, `cached_tokens` were computed before. `prefill_tps` and `decode_tps` are tokens per second
     over the rest of the prompt and over the tokens after the first one, 0 where there were none. `peak_bytes` is the
     most memory that MLX has held, loading included; `kv_bytes` is the size of the answer's cache, and
-    `kv_limit_bytes` what all caches may take; `context` is how many tokens a request may have. `sampling` is what was
-    in force.
+    `kv_limit_bytes` what all caches may take, where a token takes `kv_token_bytes`, packed to `kv_bits` if so;
+    `context` is how many tokens a request may have. `sampling` is what was in force.
     """
 
     prompt_tokens: int
@@ -87,6 +87,8 @@ class Statistics:
     peak_bytes: int
     kv_bytes: int
     kv_limit_bytes: int
+    kv_token_bytes: int
+    kv_bits: int | None
     context: int
 
 
@@ -139,9 +141,9 @@ class LLM:
     `path` is the folder of a checkpoint; `dtype` is "float32", "float16" or "bfloat16" (by default the stored one on
     a GPU, float32 on a CPU); `device` is "cpu" or "gpu" (by default MLX's choice). `batch` is how many requests run
     at once, `kv_budget` the most bytes that the KV cache may take (or which share of what is left), `max_context` the
-    most tokens of a request; `wired` lets Metal keep the model's memory resident until `close`. Decode steps are
-    `compiled`, where there is a compiler. Raises TinyllmError, by name, for whatever cannot be loaded, and
-    DoesNotFitError before any weight is read.
+    most tokens of a request; `kv_bits`, 8 or 4, packs what is cached; `wired` lets Metal keep the model's memory
+    resident until `close`. Decode steps are `compiled`, where there is a compiler. Raises TinyllmError, by name, for
+    whatever cannot be loaded, and DoesNotFitError before any weight is read.
     """
 
     def __init__(
@@ -154,6 +156,7 @@ class LLM:
         batch: int | None = None,
         kv_budget: int | Fraction | None = None,
         max_context: int | None = None,
+        kv_bits: int | None = None,
         wired: bool = True,
         compiled: bool = True,
     ) -> None:
@@ -172,6 +175,7 @@ class LLM:
             batch=batch,
             kv_budget=kv_budget,
             max_context=max_context,
+            kv_bits=kv_bits,
             wired=wired,
             compiled=compiled,
             features=features or ModelFeatures(),
@@ -372,6 +376,8 @@ class _Meter:
             peak_bytes=mx.get_peak_memory(),
             kv_bytes=self._kv_bytes,
             kv_limit_bytes=self._plan.budget_bytes,
+            kv_token_bytes=self._plan.token_bytes,
+            kv_bits=self._plan.kv_bits,
             context=self._plan.context,
         )
 

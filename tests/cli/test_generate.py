@@ -51,7 +51,8 @@ def test_json_is_one_object_with_everything(scripted: Path) -> None:
     assert (report["reasoning"], report["stop"], report["logprobs"]) == ("", None, None)
     assert report["sampling"]["temperature"] == 0
     assert set(report["timings"]) == {"load_s", "ttft_s", "prefill_tps", "decode_tps", "total_s"}
-    assert set(report["memory"]) == {"peak_bytes", "kv_bytes", "kv_limit_bytes"}
+    assert set(report["memory"]) == {"peak_bytes", "kv_bytes", "kv_limit_bytes", "kv_token_bytes", "kv_bits"}
+    assert report["memory"].pop("kv_bits") is None
     assert (report["context"], report["cached_tokens"]) == (tiny.config()["max_position_embeddings"], 0)
     assert all(value > 0 for value in (*report["timings"].values(), *report["memory"].values()))
 

@@ -8,7 +8,7 @@ import pytest
 
 from tinyllm.ops.features import ModelFeatures
 
-OPEN = ("fused_activation", "rope_tables", "polynomial_exp")
+OPEN = ("fused_activation", "rope_tables", "polynomial_exp", "packed_attention")
 
 
 def test_the_reference_runs_no_fast_path() -> None:
@@ -19,15 +19,15 @@ def test_the_reference_runs_no_fast_path() -> None:
 @pytest.mark.parametrize(
     ("platform", "on_cpu", "float32", "expected"),
     [
-        ("linux", True, True, (False, True, True)),
-        ("linux", True, False, (False, False, False)),
-        ("darwin", True, True, (False, False, False)),
-        ("darwin", False, True, (True, False, False)),
-        ("linux", False, False, (True, False, False)),
+        ("linux", True, True, (False, True, True, 4)),
+        ("linux", True, False, (False, False, False, 4)),
+        ("darwin", True, True, (False, False, False, 4)),
+        ("darwin", False, True, (True, False, False, 32)),
+        ("linux", False, False, (True, False, False, 32)),
     ],
 )
 def test_what_is_left_open_is_settled_by_the_device(
-    monkeypatch: pytest.MonkeyPatch, platform: str, on_cpu: bool, float32: bool, expected: tuple[bool, ...]
+    monkeypatch: pytest.MonkeyPatch, platform: str, on_cpu: bool, float32: bool, expected: tuple[int, ...]
 ) -> None:
     monkeypatch.setattr("sys.platform", platform)
     settled = ModelFeatures().settled(on_cpu=on_cpu, float32=float32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
@@ -20,10 +20,12 @@ from tinyllm.anatomy.counts import (
 from tinyllm.anatomy.subject import Subject
 from tinyllm.config.config import Config
 from tinyllm.config.layers import AttentionConfig, LatentAttentionConfig, rope_of
+from tinyllm.config.quantization import CACHE_BITS
 from tinyllm.config.tensors import layer_shapes, tensor_shapes
+from tinyllm.errors import UnsupportedQuantizationError
 from tinyllm.kv.kinds import LayerKind, layer_kinds
 
-__all__ = ["ITEMSIZES", "block_facts", "block_tensors", "cached_bytes", "facts", "tensor_facts", "token_bytes"]
+__all__ = ["ITEMSIZES", "block_facts", "block_tensors", "cached_bytes", "facts", "packed_token_bytes", "tensor_facts"]
 
 _SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -108,17 +110,12 @@ def tensor_facts(subject: Subject) -> list[dict[str, Any]]:
     return rows
 
 
-def token_bytes(kind: LayerKind, itemsize: int) -> int:
-    """Bytes of the keys and values of one token in all layers of a kind, `itemsize` an element."""
-    return kind.layers * kind.kv_heads * (kind.key_dim + kind.value_dim) * itemsize
-
-
 def cached_bytes(kind: LayerKind, tokens: int, itemsize: int) -> int:
     """Bytes that so many tokens leave in all layers of a kind, which need not see all of them, or keep a state."""
     if kind.states:
         return kind.page_bytes(tokens, itemsize)
     held = None if kind.reach is None else kind.reach.held(1)
-    return (tokens if held is None else min(tokens, held)) * token_bytes(kind, itemsize)
+    return (tokens if held is None else min(tokens, held)) * kind.token_bytes(itemsize)
 
 
 def _prefix(number: int) -> str:
@@ -154,10 +151,23 @@ def _dimensions(config: Config, number: int) -> dict[str, Any]:
     }
 
 
+def packed_token_bytes(config: Config, itemsize: int) -> dict[int, int]:
+    """Bytes that one token leaves in all layers by the bits that it is packed to, none where it cannot be."""
+    try:
+        return {bits: _token_bytes(layer_kinds(config, bits)[0], itemsize) for bits in CACHE_BITS}
+    except UnsupportedQuantizationError:
+        return {}
+
+
+def _token_bytes(kinds: Iterable[LayerKind], itemsize: int) -> int:
+    return sum(kind.token_bytes(itemsize) for kind in kinds)
+
+
 def _cache(config: Config, context: int) -> dict[str, Any]:
     kinds = layer_kinds(config)[0]
     return {
-        "token_bytes": {dtype: sum(token_bytes(kind, size) for kind in kinds) for dtype, size in ITEMSIZES.items()},
+        "token_bytes": {dtype: _token_bytes(kinds, size) for dtype, size in ITEMSIZES.items()},
+        "packed_token_bytes": packed_token_bytes(config, ITEMSIZES["bfloat16"]),
         "ungrouped_token_bytes": {dtype: size * ungrouped_elements(config) for dtype, size in ITEMSIZES.items()},
         "context": context,
         "context_bytes": {

@@ -20,17 +20,21 @@ _PACKED_BITS, _GROUP, _GROUP_BITS = (8, 6, 4, 3, 2), 64, 32  # affine; a scale a
 _HALF_BYTES, _SINGLE_BYTES = 2, 4
 
 
-def plan_for(subject: Subject, machine_bytes: int, context: int | None = None) -> MemoryPlan:
+def plan_for(
+    subject: Subject, machine_bytes: int, context: int | None = None, kv_bits: int | None = None
+) -> MemoryPlan:
     """Plan the memory of a Mac with so much of it, computing in the type that is stored, for `context` tokens.
+
+    With `kv_bits` the KV cache is packed.
 
     Raises DoesNotFitError, saying which context would fit, and how many bits a weight would; ContextLengthError.
     """
     try:
-        return _plan(subject, weight_bytes(subject), machine_bytes, context)
+        return _plan(subject, weight_bytes(subject), machine_bytes, context, kv_bits)
     except DoesNotFitError as error:
         for bits, packed in _smaller(subject):
             try:
-                plan = _plan(subject, packed, machine_bytes, context)
+                plan = _plan(subject, packed, machine_bytes, context, kv_bits)
             except DoesNotFitError:
                 continue
             raise DoesNotFitError(f"{error}; packed to {bits} bits it would, with {plan.context:,} tokens") from error
@@ -49,7 +53,7 @@ def weight_bytes(subject: Subject) -> int:
     return memory_bytes(subject.config, subject.used, None)
 
 
-def _plan(subject: Subject, weights: int, machine_bytes: int, context: int | None) -> MemoryPlan:
+def _plan(subject: Subject, weights: int, machine_bytes: int, context: int | None, kv_bits: int | None) -> MemoryPlan:
     stored = subject.used.get(EMBEDDING)
     single = subject.config.dtype == "float32" if stored is None else stored.dtype == "F32"
     return make_plan(
@@ -58,6 +62,7 @@ def _plan(subject: Subject, weights: int, machine_bytes: int, context: int | Non
         itemsize=_SINGLE_BYTES if single else _HALF_BYTES,
         available_bytes=lent_bytes(machine_bytes),
         max_context=context,
+        kv_bits=kv_bits,
         fused_attention=True,
         name=subject.name,
     )

@@ -15,7 +15,7 @@ from tinyllm.anatomy.counts import (
     ungrouped_elements,
 )
 from tinyllm.anatomy.diagram import draw, rope_words
-from tinyllm.anatomy.facts import ITEMSIZES, block_tensors, cached_bytes, tensor_facts, token_bytes
+from tinyllm.anatomy.facts import ITEMSIZES, block_tensors, cached_bytes, packed_token_bytes, tensor_facts
 from tinyllm.anatomy.subject import Format, Subject
 from tinyllm.checkpoint.folded import folded, ranges
 from tinyllm.config.config import Config
@@ -156,9 +156,13 @@ def _positions(config: Config) -> Iterator[str]:
 
 def _cache_rows(config: Config, context: int) -> Iterator[tuple[str, str]]:
     kinds = layer_kinds(config)[0]
-    half, single = (sum(token_bytes(kind, size) for kind in kinds) for size in (2, 4))
+    half, single = (sum(kind.token_bytes(size) for kind in kinds) for size in (2, 4))
     whole = 2 * ungrouped_elements(config)
     yield "KV cache", f"{half:,} bytes a token in half precision, {single:,} in float32"
+    packed = packed_token_bytes(config, ITEMSIZES["bfloat16"])
+    if packed:
+        sizes = ", ".join(f"{nbytes:,} with --kv-bits {bits}" for bits, nbytes in packed.items())
+        yield "", f"packed, {sizes}"
     mixers = [layer.attention for layer in config.layers]
     groups = {m.num_heads // m.num_kv_heads for m in mixers if isinstance(m, AttentionConfig)}
     if 0 < half < whole:
@@ -168,7 +172,7 @@ def _cache_rows(config: Config, context: int) -> Iterator[tuple[str, str]]:
     for kind in kinds if len(kinds) > 1 else ():
         seen = "everything before" if kind.reach is None else kind.reach.describe()
         who = "1 layer sees" if kind.layers == 1 else f"{kind.layers} layers see"
-        each = token_bytes(kind, ITEMSIZES["bfloat16"])
+        each = kind.token_bytes(ITEMSIZES["bfloat16"])
         yield "", f"{who} {seen}: {each:,} bytes a token" if each else f"{kind.layers} keep a state in place of keys"
     total = sum(cached_bytes(kind, context, ITEMSIZES["bfloat16"]) for kind in kinds)
     size = memory_size(total) if total >= 2**20 else f"{total:,} bytes"

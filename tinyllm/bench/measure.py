@@ -157,4 +157,5 @@ def _mean_kv_bytes_read(engine: Engine, workload: Workload, steps: int) -> float
         return None
     config, itemsize = engine.model.config, engine.model.dtype.size
     first = workload.prompt_tokens + 1  # a token attends to itself too
-    return sum(kv_bytes_read(config, itemsize, first + i) for i in range(steps)) / steps
+    kv_bits = engine.pools.kv_bits
+    return sum(kv_bytes_read(config, itemsize, first + i, kv_bits) for i in range(steps)) / steps

@@ -6,13 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
+from tinyllm.config.quantization import CACHE_BITS
 from tinyllm.engine.engine import KvMode
 from tinyllm.engine.load import MODES, EngineSettings
 from tinyllm.errors import UsageError
 
-__all__ = ["KV_KINDS", "MEASURED", "Mode", "choose_modes"]
+__all__ = ["KV_BITS", "KV_KINDS", "MEASURED", "Mode", "choose_modes"]
 
 KV_KINDS: Mapping[str, KvMode] = {"paged": "paged", "dense": "dense"}
+KV_BITS: Mapping[str, int | None] = {"none": None, **{str(bits): bits for bits in CACHE_BITS}}
 
 
 @dataclass(frozen=True)
@@ -35,17 +37,16 @@ MEASURED: Mapping[str, Mode] = {
 _BOUND = {"paged": "paged", "dense": "dense", "scattered": "paged"}  # modes that say which cache they have
 
 
-def choose_modes(names: Iterable[str], kvs: Sequence[str]) -> list[Mode]:
+def choose_modes(names: Iterable[str], kvs: Sequence[str], bits: Sequence[str] = ("none",)) -> list[Mode]:
     """Return the modes of these names in turn, with each of the caches `kvs`, or with their own where there is none.
 
-    Raises UsageError for a mode whose name contradicts the cache.
+    Caches are packed to each of `bits`, of `KV_BITS`. Raises UsageError for a mode whose name contradicts the cache.
     """
-    if not kvs:
-        return [MEASURED[name] for name in names]
-    modes = []
-    for name, kv in product(names, kvs):
-        if _BOUND.get(name, kv) != kv:
-            raise UsageError(f"--kv {kv}: the cache of {name} is {_BOUND[name]}")
+    modes, caches = [], kvs or (None,)
+    for name, kv, packed in product(names, caches, bits):
         mode = MEASURED[name]
-        modes.append(replace(mode, settings=replace(mode.settings, kv=KV_KINDS[kv])))
+        if kv is not None and _BOUND.get(name, kv) != kv:
+            raise UsageError(f"--kv {kv}: the cache of {name} is {_BOUND[name]}")
+        kind = mode.settings.kv if kv is None else KV_KINDS[kv]
+        modes.append(replace(mode, settings=replace(mode.settings, kv=kind, kv_bits=KV_BITS[packed])))
     return modes

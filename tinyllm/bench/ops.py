@@ -62,7 +62,7 @@ def count_ops(name: str, folder: Path, mode: Mode) -> str:
     rows = [[kind, str(count), str(layer[kind])] for kind, count in step.most_common()]
     total = ["all", str(step.total()), str(layer.total())]
     return (
-        f"{name}, mode {mode.name}, {mode.settings.kv} KV cache, {len(model.layers)} layers in"
+        f"{name}, mode {mode.name}, {mode.settings.cache} KV cache, {len(model.layers)} layers in"
         f" {dtype_name(model.dtype)}: a decode step as a GPU would dispatch it (modelled from its graph);"
         f" host time outside evaluation {host * 1e3:.2f} ms a step on this machine (median of {_HOST_STEPS})\n\n"
         + md_table(["kind", "a step", "a layer"], [*rows, total])
@@ -78,7 +78,14 @@ def load_as_on_gpu(folder: Path, features: ModelFeatures) -> ModelForCausalLM:
 def step_ops(model: ModelForCausalLM, settings: EngineSettings) -> Counter[str]:
     """Count the kernels of the whole step: the network, and the choice of the likeliest token."""
     with _replaced(compiler, on_cpu=lambda: False):  # it is compiled without a compiler being there
-        engine = Engine(model, kv=settings.kv, compiled=settings.compiled, share=False, max_rows=1)
+        engine = Engine(
+            model,
+            kv=settings.kv,
+            kv_bits=settings.kv_bits,
+            compiled=settings.compiled,
+            share=False,
+            max_rows=1,
+        )
     with _uncompiled():
         _begin_answer(engine, tokens=3)
     dispatched: list[mx.array] = []
@@ -88,23 +95,25 @@ def step_ops(model: ModelForCausalLM, settings: EngineSettings) -> Counter[str]:
 
 def layer_ops(model: ModelForCausalLM, settings: EngineSettings) -> Counter[str]:
     """Count the kernels of one layer alone, the first that attends."""
-    kinds, places = layer_kinds(model.config)
+    kinds, places = layer_kinds(model.config, settings.kv_bits)
     index = next(i for i, (kind, _) in enumerate(places) if not kinds[kind].states)
     block, kind = model.layers[index], kinds[places[index][0]]
     x = mx.zeros((1, 1, model.config.hidden_size), dtype=model.dtype)
     outputs: list[mx.array] = []
     if settings.kv == "dense":
-        cache = model.create_kv_cache()[index]
+        cache = model.create_kv_cache(kv_bits=settings.kv_bits)[index]
         with _uncompiled():
             mx.eval(block(x, 0, cache))  # the cache has its buffer from here on
         return _ops_of(lambda: outputs.append(block(x, 1, cache)), outputs)
 
     def layer(x: mx.array, position: mx.array, arrays: list[mx.array], seen: mx.array) -> mx.array:
         placement = Placement(slots=position, first=position, span=(0, PAGE_SIZE))
-        return block(x, position, TinyKvPagedStep(arrays, placement, position, seen, PAGE_SIZE))
+        return block(x, position, TinyKvPagedStep(arrays, placement, position, seen, PAGE_SIZE, bits=kind.bits))
 
-    dims = [dim for dim in (kind.key_dim, kind.value_dim) if dim]
-    arrays = [mx.zeros((kind.kv_heads, PAGE_SIZE, dim), dtype=model.dtype) for dim in dims]
+    arrays = [
+        mx.zeros((form.heads, PAGE_SIZE, form.width), dtype=mx.uint32 if form.packed else model.dtype)
+        for form in kind.arrays
+    ]
     inputs = x, mx.array([1]), arrays, mx.ones((1, 1, 1, PAGE_SIZE), dtype=mx.bool_)
     mx.eval(inputs)
     function = mx.compile(layer) if settings.compiled else layer

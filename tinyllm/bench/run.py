@@ -51,7 +51,16 @@ def run(plan: Plan, report: Callable[[str], None]) -> Report:
         itemsize = 2 if hardware.has_gpu_backend() and config.dtype != "float32" else 4
         check_context(plan.workloads, config, name, chunk=PREFILL_CHUNK)
         weights = summary.memory_bytes * len(plan.modes)
-        check_memory(plan.workloads, config, name, weight_bytes=weights, itemsize=itemsize, chunk=PREFILL_CHUNK)
+        for kv_bits in dict.fromkeys(mode.settings.kv_bits for mode in plan.modes):
+            check_memory(
+                plan.workloads,
+                config,
+                name,
+                weight_bytes=weights,
+                itemsize=itemsize,
+                chunk=PREFILL_CHUNK,
+                kv_bits=kv_bits,
+            )
     machine, bandwidth = describe_machine(), measure_bandwidth()
     results: list[Result] = []
     for name, folder in plan.models:

@@ -43,11 +43,11 @@ def load_subject(
         params=sum(math.prod(shape) for shape in tensor_shapes(config).values()),
         size_bytes=size,
         read_bytes=size - looked_up,
-        kv_bytes_per_token=kv_bytes_per_token(config, model.dtype.size),
+        kv_bytes_per_token=kv_bytes_per_token(config, model.dtype.size, mode.settings.kv_bits),
         quantization=summarize(folder).quantization,
         dtype=dtype_name(model.dtype),
         features=mode.name,
-        kv=mode.settings.kv,
+        kv=mode.settings.cache,
         load_s=load_s,
     )
     return subject, engine

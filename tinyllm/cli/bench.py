@@ -60,6 +60,9 @@ def bench(
     kv: Annotated[
         str | None, typer.Option(metavar="KIND,...", help="KV caches for each mode, in turns: paged, dense.")
     ] = None,
+    kv_bits: Annotated[
+        str, typer.Option(metavar="BITS,...", help="Keys and values packed to 8 or 4 bits, or none, in turns.")
+    ] = "none",
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the random prompts.")] = 0,
     ops: Annotated[
         bool, typer.Option("--ops", help="Time nothing; count what a decode step would dispatch on a GPU.")
@@ -94,7 +97,7 @@ def bench(
         _check_files(output, plot)
 
         from tinyllm.bench.measure import Schedule
-        from tinyllm.bench.modes import KV_KINDS, MEASURED, choose_modes
+        from tinyllm.bench.modes import KV_BITS, KV_KINDS, MEASURED, choose_modes
         from tinyllm.bench.report import FORMATS
         from tinyllm.bench.run import Plan
         from tinyllm.bench.workload import make_workloads, read_counts, read_pair
@@ -103,9 +106,11 @@ def bench(
         names = list(dict.fromkeys(features.split(",")))
         kvs = [] if kv is None else list(dict.fromkeys(kv.split(",")))
         _check_one_of("-o", [form], FORMATS)
+        bits = list(dict.fromkeys(kv_bits.split(",")))
         _check_one_of("--kv", kvs, KV_KINDS)
+        _check_one_of("--kv-bits", bits, KV_BITS)
         _check_one_of("--features", names, MEASURED)
-        modes = choose_modes(names, kvs)
+        modes = choose_modes(names, kvs, bits)
         if ops and any(mode.scattered for mode in modes):
             raise UsageError("--ops counts a step whose pages lie side by side: leave scattered out")
         workloads = make_workloads(
@@ -191,7 +196,7 @@ def _check_comparable(old: Old, plan: Plan) -> None:
     from tinyllm.bench.compare import Key
 
     keys = {
-        Key(name, mode.name, mode.settings.kv, workload.label, workload.batch)
+        Key(name, mode.name, mode.settings.cache, workload.label, workload.batch)
         for (name, _), mode, workload in product(plan.models, plan.modes, plan.workloads)
     }
     if not keys & old.rates.keys():

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tinyllm.llm import LLM, Answer, Chunk, Statistics
 
 DEFAULT_BATCH = 8
+_MEMORY = ("peak_bytes", "kv_bytes", "kv_limit_bytes", "kv_token_bytes", "kv_bits")
 
 
 def generate(
@@ -67,6 +68,7 @@ def generate(
     in_order: options.InOrder = False,
     prompt_cache: options.PromptCache = None,
     kv_budget: options.KvBudget = None,
+    kv_bits: options.KvBits = None,
     max_context: options.MaxContext = None,
     no_wired_limit: options.NoWiredLimit = False,
     eager: options.Eager = False,
@@ -112,11 +114,13 @@ def generate(
                 "--raw continues the prompt as it is: there is no template for --system, --think or such"
             )
         options.check(settings, dtype, device)
+        options.check_kv_bits(kv_bits)
         asking = Asking(settings, system, template_args, raw)
         cache = None if prompt_cache is None else PromptCache(prompt_cache)
         _check_cache(cache, of_many=prompts is not None, max_tokens=max_tokens)
         limits: dict[str, Any] = {
             "kv_budget": options.read_kv_budget(kv_budget),
+            "kv_bits": kv_bits,
             "max_context": max_context,
             "wired": not no_wired_limit,
             "compiled": not eager,
@@ -230,9 +234,11 @@ def figures(statistics: Statistics) -> Iterator[str]:
         f" · answer {s.completion_tokens:,} tokens, {s.decode_tps:.1f} tokens/s"
         f" · first token after {s.ttft_s:.2f} s"
     )
+    packed = "" if s.kv_bits is None else f" in {s.kv_bits} bits"
     yield (
         f"loading {s.load_s:.2f} s · peak memory {disk_size(s.peak_bytes)} · KV cache {disk_size(s.kv_bytes)}"
-        f" of {disk_size(s.kv_limit_bytes)} · context {s.context:,} tokens"
+        f" of {disk_size(s.kv_limit_bytes)}{packed}, {s.kv_token_bytes:,} bytes a token"
+        f" · context {s.context:,} tokens"
     )
     yield f"sampling: {describe(s.sampling)}"
 
@@ -280,7 +286,7 @@ def _report(llm: LLM, answer: Answer, chunks_of: Iterator[Chunk]) -> tuple[dict[
         "sampling": sampling,
         "logprobs": [asdict(logprobs) for chunk in chunks for logprobs in chunk.logprobs] or None,
         "timings": {name: measured[name] for name in ("load_s", "ttft_s", "prefill_tps", "decode_tps", "total_s")},
-        "memory": {name: measured[name] for name in ("peak_bytes", "kv_bytes", "kv_limit_bytes")},
+        "memory": {name: measured[name] for name in _MEMORY},
         "context": statistics.context,
     }
     return report, bool(interrupted)

@@ -41,6 +41,9 @@ def inspect(
     context: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Tokens that the KV cache and --fit make room for.")
     ] = None,
+    kv_bits: Annotated[
+        int | None, typer.Option(metavar="BITS", help="Plan with a KV cache packed to 8 or 4 bits an element.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     revision: Annotated[
         str | None, typer.Option(metavar="NAME", help="A branch, tag or commit; without it, main.")
@@ -59,9 +62,12 @@ def inspect(
 
         gc.disable()  # a large model's headers are half a million objects, and none of them is ever garbage
         machine = None if fit is None else _read_fit(fit)
+        options.check_kv_bits(kv_bits)
+        if kv_bits is not None and machine is None:
+            raise UsageError("--kv-bits is for the plan that --fit makes: say for how much memory")
         subject = open_subject(model, revision=revision, offline=offline, report=console.say)
         _check_block(subject, block)
-        plan = None if machine is None else plan_for(subject, machine, context)
+        plan = None if machine is None else plan_for(subject, machine, context, kv_bits)
         if as_json:
             console.write(json.dumps(_as_json(subject, block, shapes, context, plan), ensure_ascii=False) + "\n")
         else:
@@ -109,7 +115,13 @@ def _as_json(
 
 def _plan_facts(plan: MemoryPlan) -> dict[str, Any]:
     sizes = {name: value for name, value in asdict(plan).items() if name != "kinds"}
-    return {**sizes, "wired_bytes": plan.wired_bytes, "token_bytes": plan.token_bytes, "sequences": plan.sequences}
+    return {
+        **sizes,
+        "wired_bytes": plan.wired_bytes,
+        "token_bytes": plan.token_bytes,
+        "kv_bits": plan.kv_bits,
+        "sequences": plan.sequences,
+    }
 
 
 def _page(

@@ -94,6 +94,10 @@ KvBudget = Annotated[
     str | None,
     typer.Option(metavar="SIZE", help="Most memory for the KV cache: 2GB, 512MiB, 40% of what is left."),
 ]
+KvBits = Annotated[
+    int | None,
+    typer.Option(metavar="BITS", help="Pack the KV cache to 8 or 4 bits an element: less memory, less exact."),
+]
 MaxContext = Annotated[
     int | None,
     typer.Option(metavar="N", min=1, help="Most tokens of a prompt and its answer together: room is made for them."),
@@ -106,6 +110,14 @@ Dtype = Annotated[str | None, typer.Option(metavar="TYPE", help="Compute in floa
 Device = Annotated[str | None, typer.Option(metavar="DEVICE", help="Compute on cpu or gpu.")]
 Offline = Annotated[bool, typer.Option("--offline", help="Make no connection at all.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.")]
+
+
+def check_kv_bits(bits: int | None) -> None:
+    """Raise UsageError for bits that no KV cache is packed to."""
+    from tinyllm.config.quantization import CACHE_BITS
+
+    if bits is not None and bits not in CACHE_BITS:
+        raise UsageError(f"--kv-bits must be {' or '.join(map(str, CACHE_BITS))}, not {bits}")
 
 
 def check(settings: Mapping[str, Any], dtype: str | None, device: str | None) -> None:

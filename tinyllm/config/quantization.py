@@ -1,4 +1,4 @@
-"""How the linear layers of a checkpoint are packed, as config.json says it. No mlx."""
+"""How matrices are packed: the linear layers of a checkpoint, as config.json says it, and what is cached. No mlx."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 
 from tinyllm.config.packings import METHODS, Stored, read_packing
 from tinyllm.config.reader import ConfigReader, Key
-from tinyllm.errors import ConfigError, UnsupportedQuantizationError
+from tinyllm.errors import ConfigError, UnsupportedQuantizationError, UsageError
 
 # mode -> the bits and group sizes that MLX packs, its defaults first.
 MODES: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -18,6 +18,7 @@ MODES: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "mxfp8": ((8,), (32,)),
     "nvfp4": ((4,), (16,)),
 }
+CACHE_BITS = (8, 4)  # of an element of packed keys and values
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,23 @@ class QuantizationConfig:
 
 
 Modules = Callable[[str], Iterable[str]]
+
+
+def cache_format(dim: int, bits: int) -> QuantFormat:
+    """Return how `dim` elements of a head's keys or values are packed: in the largest groups that divide them.
+
+    Raises UsageError for bits that a cache does not take, UnsupportedQuantizationError where no group divides `dim`.
+    """
+    if bits not in CACHE_BITS:
+        raise UsageError(f"keys and values are packed to {' or '.join(map(str, CACHE_BITS))} bits, not {bits}")
+    groups = sorted(MODES["affine"][1], reverse=True)
+    for group in groups:
+        if dim % group == 0:
+            return QuantFormat(bits, group)
+    raise UnsupportedQuantizationError(
+        f"keys and values of {dim} elements a head cannot be packed: MLX packs groups of"
+        f" {', '.join(map(str, groups))}, and none divides {dim}; leave --kv-bits out"
+    )
 
 
 def read_quantization(reader: ConfigReader, canonical: Modules) -> QuantizationConfig | None:

@@ -40,7 +40,8 @@ class Engine:
     `prefill_chunk` is how many tokens of a prompt one step takes. With `kv` "paged", keys and values are in pools of
     pages of `page_size` tokens, of which each layer kind has at most `ceilings`; prefixes are shared (unless not
     `share`), and the decode step is `compiled` (or not). With "dense" each request has its own buffers and forwards.
-    A `plan` says what there is of memory, ceilings included, and Metal keeps that resident where it is `wired`.
+    With `kv_bits`, 8 or 4, keys and values are packed. A `plan` says what there is of memory, ceilings included, and
+    Metal keeps that resident where it is `wired`.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Engine:
         model: ModelForCausalLM,
         *,
         kv: KvMode = "paged",
+        kv_bits: int | None = None,
         compiled: bool = True,
         max_rows: int = MAX_ROWS,
         prefill_chunk: int = PREFILL_CHUNK,
@@ -65,6 +67,7 @@ class Engine:
             ceilings=ceilings if plan is None else plan.ceilings,
             prefill_chunk=prefill_chunk,
             share=share and kv == "paged",
+            kv_bits=kv_bits,
         )
         self.scheduler = Scheduler(
             self.pools.manager, max_rows=max_rows, prefill_chunk=prefill_chunk, regime=self.pools.regime
@@ -75,7 +78,9 @@ class Engine:
         if plan is not None and wired and mx.metal.is_available():
             self._wired_before = mx.set_wired_limit(_wired_limit(plan))
         self.compiler = compiler = Compiler(wanted=compiled)
-        self._memory = DenseMemory(model, compiler) if kv == "dense" else PagedMemory(model, self.pools, compiler)
+        self._memory = (
+            DenseMemory(model, compiler, kv_bits) if kv == "dense" else PagedMemory(model, self.pools, compiler)
+        )
         self._runner = Runner(model, self._memory)
         self._requests: dict[int, _Progress] = {}
         self._over: list[Output] = []

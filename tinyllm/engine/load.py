@@ -39,10 +39,16 @@ class EngineSettings:
     max_context: int | None = None
     wired: bool = True
     kv: KvMode = "paged"
+    kv_bits: int | None = None
     compiled: bool = True
     share: bool = True
     features: ModelFeatures = field(default_factory=ModelFeatures)
     dtype: mx.Dtype | None = None
+
+    @property
+    def cache(self) -> str:
+        """The cache's name: paged, dense, paged 8 bits ..."""
+        return self.kv if self.kv_bits is None else f"{self.kv} {self.kv_bits} bits"
 
 
 MODES: Mapping[str, EngineSettings] = {
@@ -67,6 +73,7 @@ def load_engine(folder: Path, settings: EngineSettings | None = None) -> Engine:
     engine = Engine(
         opened.load(),
         kv=settings.kv,
+        kv_bits=settings.kv_bits,
         compiled=settings.compiled,
         max_rows=settings.batch or MAX_ROWS,
         share=settings.share,
@@ -81,7 +88,7 @@ def _warm_up(engine: Engine) -> None:
     """Have kernels compiled before the first answer, not in the middle of it, where nobody has compiled them yet."""
     model = engine.model
     layers = sorted({repr(layer) for layer in model.config.layers})  # what kernels have in them: constants, not sizes
-    name = sha256(repr((layers, model.dtype, model.features)).encode()).hexdigest()[:16]
+    name = sha256(repr((layers, model.dtype, model.features, engine.pools.kv_bits)).encode()).hexdigest()[:16]
     if not engine.compiler.is_cold(name) or engine.context <= _WARM_UP_PROMPT + _WARM_UP_TOKENS:
         return
     logger.info("compiling kernels for this processor, once")
@@ -111,6 +118,7 @@ def plan_memory(opened: OpenedModel, settings: EngineSettings, *, name: str) -> 
         available_bytes=available,
         kv_budget=settings.kv_budget,
         max_context=settings.max_context,
+        kv_bits=settings.kv_bits,
         batch=settings.batch or 1,
         page_size=PAGE_SIZE,
         prefill_chunk=PREFILL_CHUNK,

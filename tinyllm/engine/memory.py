@@ -104,6 +104,7 @@ class PagedMemory:
             spans=tuple(place.span for place in places),
             recurrent=tuple(bool(pool.states) for pool in pools),
             page_size=pools[0].page_size,
+            bits=tuple(pool.bits for pool in pools),
             candidates=batch.sampler.candidates,
             logprobs=batch.logprobs,
         )
@@ -163,10 +164,11 @@ class PagedMemory:
 
 
 class DenseMemory:
-    """A dense cache for each sequence: a step is a forward for each row, one after another."""
+    """A dense cache for each sequence, packed or not: a step is a forward for each row, one after another."""
 
-    def __init__(self, model: ModelForCausalLM, compiler: Compiler) -> None:
+    def __init__(self, model: ModelForCausalLM, compiler: Compiler, kv_bits: int | None = None) -> None:
         self._model = model
+        self._kv_bits = kv_bits
         self._compiler = compiler
         self._caches: dict[int, list[TinyKvFullCache]] = {}
 
@@ -177,7 +179,7 @@ class DenseMemory:
     def prefill(self, chunk: Chunk) -> mx.array:
         """Feed a chunk through the sequence's caches, which are made with its first one."""
         if chunk.start == 0:
-            self._caches[chunk.sequence.id] = self._model.create_kv_cache()
+            self._caches[chunk.sequence.id] = self._model.create_kv_cache(kv_bits=self._kv_bits)
         caches = self._caches[chunk.sequence.id]
         return prefill(self._model, chunk, caches)
 

@@ -29,10 +29,11 @@ from tinyllm.config.layers import (
 )
 from tinyllm.config.reach import Reach
 from tinyllm.config.tensors import tensor_shapes
-from tinyllm.errors import ContextLengthError, DoesNotFitError, UsageError
+from tinyllm.errors import ContextLengthError, DoesNotFitError, UnsupportedQuantizationError, UsageError
 from tinyllm.hub.sizes import memory_size
 from tinyllm.kv.kinds import LayerKind, layer_kinds
 from tinyllm.kv.pages import PageKind
+from tinyllm.ops.features import GPU_PACKED_ROWS
 
 __all__ = ["KindPlan", "MemoryPlan", "describe", "make_plan", "read_size", "table"]
 
@@ -60,8 +61,8 @@ _UNITS: dict[str, int] = {"b": 1} | {
 class KindPlan:
     """The pool of one kind of layer, as `LayerKind` has it.
 
-    A page has `page_bytes` over all of the layers, keys and values, `array_page_bytes` of them in the largest array.
-    There are at most `ceiling_pages`, one of them for padding; a sequence of the plan's context holds
+    A page has `page_bytes` over all of the layers, keys and values, and `array_page_bytes` in the largest array of
+    one layer. There are at most `ceiling_pages`, one of them for padding; a sequence of the plan's context holds
     `sequence_pages`.
     """
 
@@ -73,7 +74,7 @@ class KindPlan:
 
     @property
     def array_bytes(self) -> int:
-        """Bytes of the keys, or of the values, of one layer when the pool is as large as it may be."""
+        """Bytes of the largest array of one layer when the pool is as large as it may be."""
         return self.ceiling_pages * self.array_page_bytes
 
 
@@ -109,6 +110,11 @@ class MemoryPlan:
         return sum(kind.page_bytes for kind in self.kinds if not kind.kind.states) // self.page_size
 
     @property
+    def kv_bits(self) -> int | None:
+        """How many bits keys and values are packed to, if they are."""
+        return next((kind.kind.bits for kind in self.kinds if kind.kind.bits is not None), None)
+
+    @property
     def sequence_bytes(self) -> int:
         """Bytes of the pages of one sequence of `context` tokens: of windowed layers, what a window needs."""
         return sum(kind.sequence_pages * kind.page_bytes for kind in self.kinds)
@@ -127,6 +133,7 @@ def make_plan(
     available_bytes: int,
     kv_budget: int | Fraction | None = None,
     max_context: int | None = None,
+    kv_bits: int | None = None,
     batch: int = 1,
     page_size: int = 128,
     prefill_chunk: int = 256,
@@ -139,13 +146,14 @@ def make_plan(
     `kv_budget` is a ceiling in bytes, or a share of what the weights and the workspace leave; a longer context comes
     before a larger cache. By default it is all of that but 15 % of the available memory, left to the system unless
     what was asked for does not fit otherwise. With `max_context` as many as `batch` sequences of that length must
-    fit; without it one sequence, as long as may be.
+    fit; without it one sequence, as long as may be. With `kv_bits` keys and values are packed.
 
     The workspace is what `_Needs.workspace` says, for steps of `batch` rows; with `fused_attention`, as the kernels
     of a GPU are, no array of scores is made but with latents. `name` is what errors call the model.
 
     Raises DoesNotFitError, saying what would fit, where it is less than what `max_context` asks for, or no more than
-    a chunk of a prompt; ContextLengthError where the model has fewer positions; UsageError for counts below 1.
+    a chunk of a prompt; ContextLengthError where the model has fewer positions; UsageError for counts below 1;
+    UnsupportedQuantizationError where keys or values cannot be packed.
     """
     if min(batch, 1 if max_context is None else max_context) < 1:
         raise UsageError(f"the context and the batch must be 1 or more, not {max_context} and {batch}")
@@ -153,8 +161,13 @@ def make_plan(
     if max_context is not None and max_context > limit:
         raise ContextLengthError(f"{name} can attend to {limit:,} tokens: a context of {max_context:,} is too long")
     most, least = max_context or limit, max_context or min(limit, prefill_chunk + 1)
+    try:
+        kinds, _ = layer_kinds(config, kv_bits)
+    except UnsupportedQuantizationError as error:
+        raise UnsupportedQuantizationError(f"{name}: {error}") from error
     needs = _Needs(
         config=config,
+        kinds=kinds,
         itemsize=itemsize,
         free_bytes=available_bytes - weight_bytes,
         kv_budget=kv_budget,
@@ -173,16 +186,16 @@ def make_plan(
     else:
         raise DoesNotFitError(f"{name} {_refusal(needs, least, context, weight_bytes, load_bytes)}")
     budget = needs.budget(context, headroom)
-    kinds = needs.divide(budget, context)
+    plans = needs.divide(budget, context)
     return MemoryPlan(
         weight_bytes=weight_bytes,
         load_bytes=load_bytes,
-        workspace_bytes=needs.workspace(context) + max(kind.array_bytes for kind in kinds),
+        workspace_bytes=needs.workspace(context) + max(kind.array_bytes for kind in plans),
         budget_bytes=budget,
         available_bytes=available_bytes,
         context=context,
         page_size=page_size,
-        kinds=kinds,
+        kinds=plans,
     )
 
 
@@ -209,13 +222,14 @@ def describe(plan: MemoryPlan) -> str:
 def table(plan: MemoryPlan) -> list[tuple[str, str, str]]:
     """Put a plan in rows: what, how much, and what is to be said of it."""
     sequences = "1 sequence" if plan.sequences == 1 else f"{plan.sequences:,} sequences"
+    packed = "" if plan.kv_bits is None else f", packed to {plan.kv_bits} bits"
     left = plan.available_bytes - plan.wired_bytes
     return [
         ("weights", memory_size(plan.weight_bytes), f"{memory_size(plan.load_bytes)} more while they are read"),
         (
             "KV cache",
             f"up to {memory_size(plan.budget_bytes)}",
-            f"{sequences} of {plan.context:,} tokens, {plan.token_bytes:,} bytes a token",
+            f"{sequences} of {plan.context:,} tokens, {plan.token_bytes:,} bytes a token{packed}",
         ),
         *(_kind_row(kind) for kind in plan.kinds if len(plan.kinds) > 1),
         ("workspace", memory_size(plan.workspace_bytes), "activations, scores and logits"),
@@ -225,12 +239,13 @@ def table(plan: MemoryPlan) -> list[tuple[str, str, str]]:
 
 @dataclass(frozen=True)
 class _Needs:
-    """What a context of so many `tokens` takes, of the `free_bytes` beside the weights.
+    """What a context of so many `tokens` takes, of the `free_bytes` beside the weights, with layers of these `kinds`.
 
     `sequences` are those whose keys and values must fit at once, `batch` the rows of a step.
     """
 
     config: Config
+    kinds: tuple[LayerKind, ...]
     itemsize: int
     free_bytes: int
     kv_budget: int | Fraction | None
@@ -250,7 +265,7 @@ class _Needs:
         6 times     what a layer makes of its rows: hidden, q, k, v, gate, up; and in float32 the scores
         14 times    the logits of a row of each sequence, in float32
         2 times     keys and values of a layer, as wide as the longest sequence, where pages are gathered, and where
-                    they are made of latents
+                    they are made of latents, or of what is packed
         3 times     the states of all recurrent layers
         """
         prefill = self._step(min(self.prefill_chunk, tokens), 1, tokens)
@@ -263,7 +278,7 @@ class _Needs:
 
     def growth(self, budget: int, tokens: int) -> int:
         """Bytes of the largest array of such a KV cache, which is copied when it grows; others wait."""
-        page = max(self._array_bytes(kind) for kind in self._kinds)
+        page = max(self._array_page_bytes(kind) for kind in self.kinds)
         return page + math.ceil(budget * self._largest_array(tokens))
 
     def budget(self, tokens: int, headroom: int) -> int:
@@ -286,50 +301,52 @@ class _Needs:
             KindPlan(
                 kind=kind,
                 page_bytes=self._page_bytes(kind),
-                array_page_bytes=self._array_bytes(kind),
+                array_page_bytes=self._array_page_bytes(kind),
                 ceiling_pages=1 + pages * over // each,
                 sequence_pages=pages,
             )
-            for kind, pages in zip(self._kinds, self._sequence_pages(tokens), strict=True)
+            for kind, pages in zip(self.kinds, self._sequence_pages(tokens), strict=True)
         )
 
     def _step(self, rows: int, sequences: int, tokens: int) -> int:
         layer = max(self._layer_bytes(layer, rows, tokens) for layer in self.config.layers)
         logits = sequences * self.config.vocab_size * _FLOAT32_BYTES
-        sizes = zip(self._kinds, self._sizes(tokens), strict=True)
+        sizes = zip(self.kinds, self._sizes(tokens), strict=True)
         widest = max((size // kind.layers for kind, size in sizes if not kind.states), default=0)
         gathered = math.ceil(_ROUNDING * sequences * widest)
         made = sequences * max(
             self._expanded_bytes(layer.attention, rows // sequences, tokens) for layer in self.config.layers
         )
-        states = sequences * sum(self._page_bytes(kind) for kind in self._kinds if kind.states)
+        unpacked = sequences * max(self._unpacked_bytes(kind, tokens) for kind in self.kinds)
+        states = sequences * sum(self._page_bytes(kind) for kind in self.kinds if kind.states)
         return (
             _LAYER_ARRAYS * layer
             + _LOGITS_ARRAYS * logits
-            + _GATHERED_ARRAYS * (gathered + made)
+            + _GATHERED_ARRAYS * (gathered + made + unpacked)
             + _STATE_ARRAYS * states
         )
 
     def _largest_array(self, tokens: int) -> Fraction:
         """The share of the KV cache that the largest array has: of the keys, or the values, of one layer."""
-        sizes = self._sizes(tokens)
         pages = self._sequence_pages(tokens)
-        largest = max(n * self._array_bytes(kind) for n, kind in zip(pages, self._kinds, strict=True))
-        return Fraction(largest, sum(sizes))
-
-    @property
-    def _kinds(self) -> tuple[LayerKind, ...]:
-        return layer_kinds(self.config)[0]
+        largest = max(n * self._array_page_bytes(kind) for kind, n in zip(self.kinds, pages, strict=True))
+        return Fraction(largest, sum(self._sizes(tokens)))
 
     @property
     def _padding(self) -> int:
-        return sum(self._page_bytes(kind) for kind in self._kinds)
+        return sum(self._page_bytes(kind) for kind in self.kinds)
 
     def _page_bytes(self, kind: LayerKind) -> int:
         return kind.page_bytes(self.page_size, self.itemsize)
 
-    def _array_bytes(self, kind: LayerKind) -> int:
+    def _array_page_bytes(self, kind: LayerKind) -> int:
         return kind.array_bytes(self.page_size, self.itemsize)
+
+    def _unpacked_bytes(self, kind: LayerKind, tokens: int) -> int:
+        """Bytes of a layer's keys and values once they are unpacked, where they are packed."""
+        if kind.bits is None:
+            return 0
+        return self._kept(tokens, kind.reach) * kind._replace(bits=None, layers=1).token_bytes(self.itemsize)
 
     def _sequence_pages(self, tokens: int) -> list[int]:
         """How many pages of each kind a sequence holds, a windowed kind no more than a window and a chunk touch.
@@ -338,11 +355,11 @@ class _Needs:
         not fewer than a chunk touches.
         """
         every = -(-tokens // self.page_size)
-        pages = [-(-self._kept(tokens, kind.reach) // self.page_size) for kind in self._kinds]
+        pages = [-(-self._kept(tokens, kind.reach) // self.page_size) for kind in self.kinds]
         attended = sum(
-            n * self._page_bytes(kind) for n, kind in zip(pages, self._kinds, strict=True) if not kind.states
+            n * self._page_bytes(kind) for n, kind in zip(pages, self.kinds, strict=True) if not kind.states
         )
-        for number, kind in enumerate(self._kinds):
+        for number, kind in enumerate(self.kinds):
             if kind.states:
                 most = PageKind(kind.reach, ceiling=0).most_pages(self.prefill_chunk, self.page_size)
                 cheap = math.floor(_SNAPSHOTS * attended / self._page_bytes(kind))
@@ -351,7 +368,7 @@ class _Needs:
 
     def _sizes(self, tokens: int) -> list[int]:
         pages = self._sequence_pages(tokens)
-        return [n * self._page_bytes(kind) for n, kind in zip(pages, self._kinds, strict=True)]
+        return [n * self._page_bytes(kind) for n, kind in zip(pages, self.kinds, strict=True)]
 
     def _kept(self, tokens: int, reach: Reach | None) -> int:
         held = None if reach is None else reach.held(self.prefill_chunk + 1)
@@ -360,10 +377,12 @@ class _Needs:
     def _layer_bytes(self, layer: LayerConfig, rows: int, tokens: int) -> int:
         heads, width, scored = _mixer_sizes(layer.attention)
         width += self.config.hidden_size + _feed_forward_width(layer.feed_forward)
-        # No kernel has keys as wide as latents.
+        # No kernel has keys as wide as latents, and none has packed ones.
         fused = self.fused_attention and isinstance(layer.attention, AttentionConfig)
-        scores = 0 if fused else heads * self._kept(tokens, scored)
-        return rows * (width * self.itemsize + scores * _FLOAT32_BYTES)
+        packed = any(kind.bits is not None for kind in self.kinds)
+        unfused_rows = min(rows, max(self.batch, GPU_PACKED_ROWS) if packed else 0) if fused else rows
+        scores = unfused_rows * heads * self._kept(tokens, scored)
+        return rows * width * self.itemsize + scores * _FLOAT32_BYTES
 
     def _expanded_bytes(self, mixer: Mixer, queries: int, tokens: int) -> int:
         """Bytes of the keys and values that are made of a sequence's latents for so many of its queries."""

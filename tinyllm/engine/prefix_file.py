@@ -8,6 +8,8 @@ A safetensors file, which other tools can read:
     layers.N.values  and the first pages were evicted; latent attention has no values of its own
     layers.N.state0  (1, 1, elements), of recurrent layers: the arrays of the state after the last token
 
+What is packed is uint32 words, beside layers.N.keys.scales and layers.N.keys.biases (kv_heads, held, groups).
+
 Nothing in a file is trusted, and no name in it is looked up: names and shapes must be those that this model has.
 """
 
@@ -20,7 +22,7 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, NamedTuple
+from typing import Any
 
 from tinyllm._mx import dtype_name, mx
 from tinyllm.checkpoint.files import find_weight_files
@@ -31,14 +33,16 @@ from tinyllm.config.layers import rope_of
 from tinyllm.config.reader import parse_json
 from tinyllm.engine.engine import Engine
 from tinyllm.errors import CheckpointError, CorruptFileError, PrefixFileError, UsageError
-from tinyllm.kv.kinds import layer_kinds
+from tinyllm.kv.kinds import StoredArray
 from tinyllm.kv.manager import PageManager
 from tinyllm.kv.paged import carry_out_copies
 from tinyllm.kv.pages import PADDING
+from tinyllm.ops.packed_kv import packed_heads
 
 __all__ = ["Fingerprint", "load_prefix", "save_prefix"]
 
 _METADATA, _TOKENS = "__metadata__", "tokens"
+_WORDS = "U32"
 _SAMPLE = 4096  # bytes
 _LONGEST_VALUE = 200  # characters that are shown
 _Layout = dict[str, tuple[str, tuple[int, ...]]]  # name -> dtype and shape, in the order of the data
@@ -63,13 +67,14 @@ class Fingerprint:
     @classmethod
     def of(cls, engine: Engine, folder: Path) -> Fingerprint:
         """Take the fingerprint of a model that was loaded from `folder`. Raises CheckpointError."""
-        config = engine.model.config
+        config, bits = engine.model.config, engine.pools.kv_bits
         return cls(
             dtype=dtype_name(engine.model.dtype),
             page_size=str(engine.pools.manager.page_size),
             rope="; ".join(dict.fromkeys(repr(rope_of(layer.attention)) for layer in config.layers)),
             config=_config_digest(config),
             weights=_weights_digest(folder),
+            cache=cls.cache if bits is None else f"{cls.cache}, packed to {bits} bits",
         )
 
     def check(self, metadata: Mapping[str, Any], path: Path) -> None:
@@ -154,7 +159,6 @@ class _SavedPrefix:
         self._path = path
         self._dtype = engine.model.dtype
         self._pools = engine.pools
-        self._forms = _forms(engine)
         self._tensors, metadata = _read_header(path)
         fingerprint.check(metadata, path)
         length = self._size(_TOKENS, axis=0)
@@ -163,9 +167,9 @@ class _SavedPrefix:
         size = self._pools.manager.page_size
         self.firsts = [(length - 1) // size * size if pool.states else length for pool in self._pools.pools]
         for n, (kind, _) in enumerate(self._pools.layers):
-            if not self._pools.pools[kind].states:
-                held = self._size(_name(n, self._forms[kind][0]), axis=1)
-                self.firsts[kind] = min(self.firsts[kind], length - held)
+            if not self._pools.kinds[kind].states:
+                keys = _name(n, self._pools.kinds[kind].arrays[0])
+                self.firsts[kind] = min(self.firsts[kind], length - self._size(keys, axis=1))
         expected = _layout(engine, length, self.firsts)
         found = {name: (info.dtype, info.shape) for name, info in self._tensors.items()}
         for name in sorted(expected.keys() | found.keys()):
@@ -190,9 +194,9 @@ class _SavedPrefix:
             first = self.firsts[kind]
             if start >= first:
                 last = 1 if pools[kind].states else end - first
-                forms = self._forms[kind]
-                new.append((kind, layer, [self._read(_name(n, form), form, start - first, last) for form in forms]))
-        if not all(mx.isfinite(array).all().item() for _, _, arrays in new for array in arrays):
+                forms = self._pools.kinds[kind].arrays
+                new.append((kind, layer, [self._read(n, form, start - first, last) for form in forms]))
+        if not all(mx.isfinite(a).all().item() for kind, _, arrays in new for a in self._computed(kind, arrays)):
             raise self._damaged("it holds inf or NaN")
         for kind, layer, arrays in new:
             pools[kind].make_room(arrays)
@@ -205,15 +209,21 @@ class _SavedPrefix:
         shape = self._tensors[name].shape if name in self._tensors else ()
         return shape[axis] if axis < len(shape) else 0
 
-    def _read(self, name: str, form: _Form, start: int, end: int) -> mx.array:
-        return mx.array(self._map(name)[:, start:end]).view(mx.float32 if form.wide else self._dtype)
+    def _read(self, layer: int, form: StoredArray, start: int, end: int) -> mx.array:
+        read = mx.array(self._map(_name(layer, form))[:, start:end])
+        return read if form.packed else read.view(mx.float32 if form.wide else self._dtype)
+
+    def _computed(self, kind: int, arrays: Sequence[mx.array]) -> Sequence[mx.array]:
+        """Return what is read as it is computed with: packed heads are unpacked."""
+        bits = self._pools.kinds[kind].bits
+        return arrays if bits is None else [heads.unpacked() for heads in packed_heads(arrays, bits)]
 
     def _map(self, name: str) -> Any:
         """Return a tensor's data, mapped: whole numbers as wide as its elements."""
         import numpy as np  # takes a tenth of a second to import
 
         info = self._tensors[name]
-        wide = {"I32": np.int32, "F32": np.uint32, "F16": np.uint16, "BF16": np.uint16}
+        wide = {"I32": np.int32, "F32": np.uint32, "U32": np.uint32, "F16": np.uint16, "BF16": np.uint16}
         return np.memmap(info.file, wide[info.dtype], mode="r", offset=info.start, shape=info.shape)
 
     def _damaged(self, what: str) -> PrefixFileError:
@@ -224,11 +234,12 @@ def _layout(engine: Engine, length: int, firsts: Sequence[int]) -> _Layout:
     """Return what a file of `length` tokens holds, of each kind of layer from the first of `firsts` on."""
     stored = next(name for name, dtype in DTYPES.items() if dtype == engine.model.dtype)
     layout: _Layout = {_TOKENS: ("I32", (length,))}
-    forms = _forms(engine)
-    for n, (kind, _) in enumerate(engine.pools.layers):
-        held = 1 if engine.pools.pools[kind].states else length - firsts[kind]
-        for form in forms[kind]:
-            layout[_name(n, form)] = ("F32" if form.wide else stored, (form.heads, held, form.dim))
+    for n, (number, _) in enumerate(engine.pools.layers):
+        kind = engine.pools.kinds[number]
+        held = 1 if kind.states else length - firsts[number]
+        for form in kind.arrays:
+            dtype = _WORDS if form.packed else "F32" if form.wide else stored
+            layout[_name(n, form)] = (dtype, (form.heads, held, form.width))
     return layout
 
 
@@ -237,30 +248,7 @@ def _present_from(pages: Sequence[int]) -> int:
     return 1 + max((i for i, page in enumerate(pages) if page == PADDING), default=-1)
 
 
-class _Form(NamedTuple):
-    """An array of a layer, of so many `heads` of `dim` elements; `wide` ones are float32 whatever others are."""
-
-    name: str
-    heads: int
-    dim: int
-    wide: bool = False
-
-
-def _forms(engine: Engine) -> list[list[_Form]]:
-    """Return the arrays of a layer, by kind."""
-    kinds, _ = layer_kinds(engine.model.config)
-    return [
-        [_Form(f"state{i}", 1, state.elements, state.wide) for i, state in enumerate(kind.states)]
-        or [
-            _Form(name, kind.kv_heads, dim)
-            for name, dim in (("keys", kind.key_dim), ("values", kind.value_dim))
-            if dim
-        ]
-        for kind in kinds
-    ]
-
-
-def _name(layer: int, form: _Form) -> str:
+def _name(layer: int, form: StoredArray) -> str:
     return f"layers.{layer}.{form.name}"
 
 

@@ -30,8 +30,8 @@ class Layout:
     """What a step is compiled for, beside the shapes of its arrays.
 
     `layers` says of each layer of the model which pool it is in, and which of that pool's layers it is; `reaches`,
-    `spans`, `recurrent` and `page_size` are of the pools: `spans` as in `Placement`, None where pages are gathered,
-    `recurrent` where a page is a state.
+    `spans`, `recurrent`, `page_size` and `bits` are of the pools: `spans` as in `Placement`, None where pages are
+    gathered, `recurrent` where a page is a state.
     """
 
     layers: tuple[tuple[int, int], ...]
@@ -39,6 +39,7 @@ class Layout:
     spans: tuple[tuple[int, int] | None, ...]
     recurrent: tuple[bool, ...]
     page_size: int
+    bits: tuple[int | None, ...]
     candidates: int
     logprobs: int | None
 
@@ -105,6 +106,7 @@ def paged_step(model: ModelForCausalLM, layout: Layout, inputs: Tree) -> Tree:
             seen[kind],
             layout.page_size,
             tuple(inputs["states"][kind][layer]) if layout.recurrent[kind] else None,
+            layout.bits[kind],
         )
         for kind, layer in layout.layers
     ]

@@ -6,23 +6,24 @@ from collections.abc import Sequence
 
 from tinyllm._mx import mx
 from tinyllm.kv.cache import State
-from tinyllm.ops.attention import AttentionSpec, attention, keys_and_values, mask_of
+from tinyllm.ops.attention import AttentionSpec, attention_over, mask_of
+from tinyllm.ops.packed_kv import stored_form
 
 
 class TinyKvFullCache:
     """Keys and values of one layer for `offset` positions, (batch, kv_heads, offset, head_dim) each.
 
     The buffers grow by `step` positions at a time. A window narrows what is seen, not what is kept, so that `trim`
-    is exact. Latent attention has no values of its own.
+    is exact. Latent attention has no values of its own. With `bits` what is held is packed to as many.
 
     A recurrent layer has a state instead, and this is kept as it was before the last write too.
     """
 
-    def __init__(self, step: int = 256) -> None:
+    def __init__(self, step: int = 256, bits: int | None = None) -> None:
         self.offset = 0
         self._step = step
-        self._keys: mx.array | None = None
-        self._values: mx.array | None = None
+        self._bits = bits
+        self._buffers: list[mx.array] = []
         self._states: list[tuple[int, State]] = []  # the last two, and after how many positions
 
     @property
@@ -33,8 +34,7 @@ class TinyKvFullCache:
     @property
     def arrays(self) -> list[mx.array]:
         """The buffers, for the caller that evaluates them."""
-        kept = [array for array in (self._keys, self._values) if array is not None]
-        return kept + [array for _, state in self._states for array in state]
+        return [*self._buffers, *(array for _, state in self._states for array in state)]
 
     def attend(
         self, q: mx.array, k: mx.array | None, v: mx.array | None, spec: AttentionSpec, mask: mx.array | None = None
@@ -46,13 +46,17 @@ class TinyKvFullCache:
         """
         seq = q.shape[2]
         if k is not None:
-            self._keys = _appended(self._keys, k, self.offset, self._step)
-            self._values = None if v is None else _appended(self._values, v, self.offset, self._step)
+            new = stored_form([k] if v is None else [k, v], self._bits)
+            buffers: list[mx.array | None] = [*self._buffers] or [None] * len(new)
+            self._buffers = [
+                _appended(buffer, each, self.offset, self._step) for buffer, each in zip(buffers, new, strict=True)
+            ]
             self.offset += seq
         start, end = self.offset - seq, self.offset
         first = 0 if mask is not None or spec.reach is None else spec.reach.first(start)
-        keys, values = keys_and_values([array[:, :, first:end] for array in self.arrays], spec)
-        return attention(q, keys, values, spec, mask_of(spec, start, seq, first, own=mask, dtype=q.dtype))
+        stored = [array[:, :, first:end] for array in self._buffers]
+        seen = mask_of(spec, start, seq, first, own=mask, dtype=q.dtype)
+        return attention_over(q, stored, spec, seen, self._bits)
 
     def pieces(self, seq: int) -> Sequence[int]:
         """Return `seq`: all positions are taken at once."""

@@ -23,7 +23,8 @@ from tinyllm.kv.cache import State
 from tinyllm.kv.kinds import StateForm
 from tinyllm.kv.manager import PageManager, Tables
 from tinyllm.kv.pages import BlockTable, PageKind
-from tinyllm.ops.attention import AttentionSpec, attention, keys_and_values, mask_of, seen_by, with_bias
+from tinyllm.ops.attention import AttentionSpec, attention_over, mask_of, seen_by, with_bias
+from tinyllm.ops.packed_kv import stored_form
 
 PAGE_SIZE = 128
 UNBOUNDED = 1 << 40  # pages, of a pool that nobody gave a budget
@@ -33,9 +34,10 @@ _LEAST_GROWTH = 8  # pages
 class TinyKvPagedPool:
     """The pages of one kind of layer: `arrays` has of each of its `layers` one for the keys and one for the values.
 
-    Latent attention has one alone, in which both are; recurrent layers have one for each of `states`. The arrays grow
-    stepwise, as pages are handed out, up to the manager's ceiling for this `kind`. Without a manager the pool has one
-    of its own, and no ceiling.
+    Latent attention has one alone, in which both are; recurrent layers have one for each of `states`. With `bits`
+    there are three in place of each of the others: words, scales and biases. The arrays grow stepwise, as pages are
+    handed out, up to the manager's ceiling for this `kind`. Without a manager the pool has one of its own, and no
+    ceiling.
     """
 
     def __init__(
@@ -46,10 +48,12 @@ class TinyKvPagedPool:
         manager: PageManager | None = None,
         kind: int = 0,
         states: Sequence[StateForm] = (),
+        bits: int | None = None,
     ) -> None:
         self.manager = manager or PageManager([PageKind(None, UNBOUNDED)], page_size=page_size, share=False)
         self.kind = kind
         self.page_size = page_size
+        self.bits = bits
         self.arrays: list[list[mx.array]] = []
         self.states = tuple(states)
         self._layers = layers
@@ -258,12 +262,13 @@ class TinyKvPagedCache:
         if batch != 1:
             raise ValueError(f"a paged cache holds one sequence, not a batch of {batch}")
         if k is not None:
-            self._append([k] if v is None else [k, v])
+            self._append(stored_form([k] if v is None else [k, v], self._pool.bits))
         start, end = self.offset - seq, self.offset
         pages = self.sequence.tables.by_kind[self._pool.kind].pages
         first = 0 if spec.reach is None or mask is not None else spec.reach.first(start)
-        keys, values = keys_and_values(self._pool.read(self._layer, pages, first, end), spec)
-        return attention(q, keys, values, spec, mask_of(spec, start, seq, first, own=mask, dtype=q.dtype))
+        stored = self._pool.read(self._layer, pages, first, end)
+        seen = mask_of(spec, start, seq, first, own=mask, dtype=q.dtype)
+        return attention_over(q, stored, spec, seen, self._pool.bits)
 
     def _append(self, new: Sequence[mx.array]) -> None:
         start, end = self.offset, self.offset + new[0].shape[2]
@@ -397,7 +402,8 @@ class TinyKvPagedStep:
 
     `arrays` are those of the pool after the write: whoever made the step puts them back. `positions` (rows,) are
     those of the tokens, `seen` is what `Placement.mask` gives, or what is added to scores in its place. Of a
-    recurrent layer, `state` (rows, ...) is what each row's state is before the step, and then after it.
+    recurrent layer, `state` (rows, ...) is what each row's state is before the step, and then after it. `bits` are
+    the pool's.
     """
 
     offset = None  # each row has its own
@@ -410,6 +416,7 @@ class TinyKvPagedStep:
         seen: mx.array | None,
         page_size: int,
         state: State | None = None,
+        bits: int | None = None,
     ) -> None:
         self.arrays = list(arrays)
         self.state = state
@@ -417,6 +424,7 @@ class TinyKvPagedStep:
         self._positions = positions
         self._seen = seen
         self._page_size = page_size
+        self._bits = bits
 
     def attend(
         self, q: mx.array, k: mx.array | None, v: mx.array | None, spec: AttentionSpec, mask: mx.array | None = None
@@ -426,7 +434,7 @@ class TinyKvPagedStep:
         q is (rows, heads, 1, head_dim).
         """
         placement, size = self._placement, self._page_size
-        new = [each for each in (k, v) if each is not None]
+        new = stored_form([each for each in (k, v) if each is not None], self._bits)
         if new:
             self.arrays = [
                 _written(array, placement.slots, each) for array, each in zip(self.arrays, new, strict=True)
@@ -442,7 +450,7 @@ class TinyKvPagedStep:
         if spec.bias is not None:
             query, key = self._positions[:, None, None], placement.keys(size)[:, None]
             seen = with_bias(spec.bias, query, key, seen, q.dtype)
-        return attention(q, *keys_and_values(stored, spec), spec, seen)
+        return attention_over(q, stored, spec, seen, self._bits)
 
     def pieces(self, seq: int) -> Sequence[int]:
         """Return the length of the only piece: a token."""

@@ -14,7 +14,8 @@ from tinyllm.kv.pages import PageKind
 class KvPools:
     """The pools of one model. `layers` says of each layer which pool it is in, and which of that pool's layers it is.
 
-    `ceilings` are the most pages of each of `layer_kinds(config)`; with `share`, prefixes are kept and shared.
+    `ceilings` are the most pages of each of `layer_kinds(config)`; with `share`, prefixes are kept and shared. With
+    `kv_bits` keys and values are packed to as many bits; raises as `cache_format` does where they cannot be.
     """
 
     def __init__(
@@ -25,14 +26,24 @@ class KvPools:
         ceilings: Sequence[int] | None = None,
         prefill_chunk: int = 256,
         share: bool = False,
+        kv_bits: int | None = None,
     ) -> None:
-        kinds, self.layers = layer_kinds(config)
+        self.kinds, self.layers = layer_kinds(config, kv_bits)
+        self.kv_bits = kv_bits
+        kinds = self.kinds
         self._boundary = config.rope_boundary
         self.reaches = tuple(kind.reach for kind in kinds)
         pages = [PageKind(kind.reach, n) for kind, n in zip(kinds, ceilings or [UNBOUNDED] * len(kinds), strict=True)]
         self.manager = PageManager(pages, page_size=page_size, prefill_chunk=prefill_chunk, share=share)
         self.pools = tuple(
-            TinyKvPagedPool(page_size, layers=kind.layers, manager=self.manager, kind=i, states=kind.states)
+            TinyKvPagedPool(
+                page_size,
+                layers=kind.layers,
+                manager=self.manager,
+                kind=i,
+                states=kind.states,
+                bits=kind.bits,
+            )
             for i, kind in enumerate(kinds)
         )
 

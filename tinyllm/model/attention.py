@@ -106,6 +106,7 @@ def make_spec(
         fused=features.fused_attention,
         polynomial_exp=bool(features.polynomial_exp),
         fused_exp=bool(features.fused_activation),
+        packed_rows=features.packed_attention or 0,
     )
     if isinstance(shape, LatentAttentionConfig):
         return replace(spec, latent=shape.latent_rank)

@@ -10,6 +10,7 @@ from tinyllm.checkpoint.weights import WeightStore
 from tinyllm.config.config import Config
 from tinyllm.kv.cache import LayerCache
 from tinyllm.kv.full import TinyKvFullCache
+from tinyllm.kv.kinds import layer_kinds
 from tinyllm.kv.paged import PAGE_SIZE
 from tinyllm.kv.pools import KvPools, PagedCaches
 from tinyllm.model.block import Tail, make_block
@@ -28,7 +29,7 @@ class ModelForCausalLM:
         self.config = config
         self.features = features
         self.dtype = weights.dtype or weights.stored_dtype
-        self._pools: dict[int, KvPools] = {}
+        self._pools: dict[tuple[int, int | None], KvPools] = {}
         self.embed_tokens = Embedding("model.embed_tokens", weights, features)
         self._embedded = EmbeddedTokens(self.embed_tokens, config, weights, features)
         self.layers = [make_block(i, config, weights, features) for i in range(config.num_hidden_layers)]
@@ -78,26 +79,33 @@ class ModelForCausalLM:
         return [caches[place] for place in self._places]
 
     @overload
-    def create_kv_cache(self, mode: Literal["dense"] = "dense") -> list[TinyKvFullCache]: ...
+    def create_kv_cache(
+        self, mode: Literal["dense"] = "dense", *, kv_bits: int | None = None
+    ) -> list[TinyKvFullCache]: ...
 
     @overload
-    def create_kv_cache(self, mode: Literal["paged"], page_size: int = PAGE_SIZE) -> PagedCaches: ...
+    def create_kv_cache(
+        self, mode: Literal["paged"], page_size: int = PAGE_SIZE, *, kv_bits: int | None = None
+    ) -> PagedCaches: ...
 
     def create_kv_cache(
-        self, mode: Literal["dense", "paged"] = "dense", page_size: int = PAGE_SIZE
+        self, mode: Literal["dense", "paged"] = "dense", page_size: int = PAGE_SIZE, *, kv_bits: int | None = None
     ) -> list[TinyKvFullCache] | PagedCaches:
         """Make an empty cache for each layer that has keys and values of its own.
 
         Paged ones are views of a sequence on pools that are made on the first call and shared by later ones; trim,
-        fork and release belong to the list as a whole.
+        fork and release belong to the list as a whole. With `kv_bits`, 8 or 4, what is cached is packed; raises
+        UnsupportedQuantizationError where it cannot be.
         """
         if mode == "dense":
-            return [TinyKvFullCache() for _ in set(self._places)]
+            kinds, places = layer_kinds(self.config, kv_bits)
+            return [TinyKvFullCache(bits=kinds[kind].bits) for kind, _ in places]
         if mode != "paged":
             raise ValueError(f"there is no cache of mode {mode!r}; tinyllm has 'dense' and 'paged'")
-        if page_size not in self._pools:
-            self._pools[page_size] = KvPools(self.config, page_size)
-        return self._pools[page_size].caches()
+        key = page_size, kv_bits
+        if key not in self._pools:
+            self._pools[key] = KvPools(self.config, page_size, kv_bits=kv_bits)
+        return self._pools[key].caches()
 
 
 def _check_offset(offset: int | mx.array, held: int | None) -> None:

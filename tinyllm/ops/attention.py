@@ -9,6 +9,7 @@ from typing import Literal
 from tinyllm._mx import mx
 from tinyllm.config.reach import Reach
 from tinyllm.ops.exp import exp
+from tinyllm.ops.packed_kv import PackedHeads, packed_heads
 from tinyllm.ops.position_bias import PositionBias
 
 _BLOCK = 128  # causal queries of one product on a CPU
@@ -23,7 +24,7 @@ class AttentionSpec:
     Then come, in this order, `softcap` tanh(scores / softcap), the `bias` by distance, what is hidden, and for the
     softmax one more score a head, of no value: its `sinks` (heads,). With `latent` no values are stored: they are the
     first so many elements of the keys, or keys and values are what `expand` makes of these. The rest chooses the
-    kernels, as `ModelFeatures` has them.
+    kernels, as `ModelFeatures` has them: up to `packed_rows` queries that share keys are multiplied by packed ones.
     """
 
     scale: float
@@ -36,6 +37,24 @@ class AttentionSpec:
     fused: bool = True
     polynomial_exp: bool = False
     fused_exp: bool = False
+    packed_rows: int = 0
+
+
+def attention_over(
+    q: mx.array, stored: Sequence[mx.array], spec: AttentionSpec, mask: Mask, bits: int | None
+) -> mx.array:
+    """Attend with q (batch, heads, seq, head_dim) over what a cache holds, packed to so many `bits` or as it is.
+
+    Otherwise as `attention`.
+    """
+    if bits is None:
+        return attention(q, *keys_and_values(stored, spec), spec, mask)
+    packed = packed_heads(stored, bits)
+    rows = q.shape[1] // packed[0].words.shape[1] * q.shape[2]
+    if len(packed) == 2 and rows <= spec.packed_rows:
+        keys, values = packed
+        return attention_packed(q, keys, values, spec, mask)
+    return attention(q, *keys_and_values([heads.unpacked() for heads in packed], spec), spec, mask)
 
 
 def keys_and_values(stored: Sequence[mx.array], spec: AttentionSpec) -> tuple[mx.array, mx.array]:
@@ -80,18 +99,33 @@ def attention_polynomial(q: mx.array, k: mx.array, v: mx.array, spec: AttentionS
     if seq > 1:  # one query has few scores, which a compiled step scales and masks at once
         q = q * spec.scale
     scores = (q.reshape(*rows, head_dim) @ k.swapaxes(-1, -2)).reshape(batch, heads, seq, keys)
-    scores = _masked(_capped(scores if seq > 1 else scores * spec.scale, spec), mask)
-    most = scores.max(axis=-1, keepdims=True)
-    if spec.sinks is None:
-        weights = exp(scores - most, fused=spec.fused_exp)
-        total = weights.sum(axis=-1, keepdims=True)
-    else:
-        sinks = spec.sinks[:, None, None]
-        most = mx.maximum(most, sinks)
-        weights = exp(scores - most, fused=spec.fused_exp)
-        total = weights.sum(axis=-1, keepdims=True) + mx.exp(sinks - most)
+    weights, total = _weights(scores if seq > 1 else scores * spec.scale, spec, mask)
     attended = weights.reshape(*rows, keys) @ v
     return (attended / total.reshape(*rows, 1)).reshape(*q.shape[:-1], v.shape[-1])
+
+
+def attention_packed(q: mx.array, k: PackedHeads, v: PackedHeads, spec: AttentionSpec, mask: Mask) -> mx.array:
+    """The same over packed keys and values, which are multiplied by as they are; a group of heads is one product."""
+    batch, heads, seq, head_dim = q.shape
+    kv_heads, keys = k.words.shape[1], k.words.shape[2]
+    rows = (batch, kv_heads, heads // kv_heads * seq)
+    scores = k.scores(q.reshape(*rows, head_dim)).reshape(batch, heads, seq, keys)
+    weights, total = _weights(scores.astype(mx.float32) * spec.scale, spec, mask)
+    attended = v.weighed((weights / total).astype(q.dtype).reshape(*rows, keys))
+    return attended.reshape(*q.shape[:-1], -1)
+
+
+def _weights(scores: mx.array, spec: AttentionSpec, mask: Mask) -> tuple[mx.array, mx.array]:
+    """Return exponentials of scores (batch, heads, seq, keys) in float32, and their sums (batch, heads, seq, 1)."""
+    scores = _masked(_capped(scores, spec), mask)
+    most = scores.max(axis=-1, keepdims=True)
+    sinks = None if spec.sinks is None else spec.sinks.astype(mx.float32)[:, None, None]
+    if sinks is not None:
+        most = mx.maximum(most, sinks)
+    shifted = scores - most
+    weights = exp(shifted, fused=spec.fused_exp) if spec.polynomial_exp else mx.exp(shifted)
+    total = weights.sum(axis=-1, keepdims=True)
+    return weights, total if sinks is None else total + mx.exp(sinks - most)
 
 
 def attention_reference(q: mx.array, k: mx.array, v: mx.array, spec: AttentionSpec, mask: Mask) -> mx.array:

@@ -6,6 +6,10 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+GPU_PACKED_ROWS = (
+    32  # `packed_attention` of a GPU: more than groups have heads, so that no step unpacks what it reads
+)
+
 
 @dataclass(frozen=True)
 class ModelFeatures:
@@ -17,7 +21,8 @@ class ModelFeatures:
     through many positions at once. What is None is faster on some
     devices only, and left to `load_model`, which says `settled`: `fused_activation` compiles gate and up into one
     kernel (and so the exponentials of `polynomial_exp`); `rope_tables` rotates all layers by the same sines, in place
-    of `fused_rope`; `polynomial_exp` computes exponentials in plain float32 operations.
+    of `fused_rope`; `polynomial_exp` computes exponentials in plain float32 operations; `packed_attention` is the
+    most queries that share keys and are multiplied by packed ones as they are; for more, these are unpacked.
     """
 
     fused_norm: bool = True
@@ -31,12 +36,13 @@ class ModelFeatures:
     fused_activation: bool | None = None
     rope_tables: bool | None = None
     polynomial_exp: bool | None = None
+    packed_attention: int | None = None
 
     def settled(self, *, on_cpu: bool, float32: bool) -> ModelFeatures:
         """Return the features with what is left open decided, for a device and for the type that is computed in.
 
         On a CPU, `mx.fast.rope` is a dozen operations, sines included, and a compiled kernel first waits for a
-        compiler. MLX's exponential is slow under Linux.
+        compiler. MLX's exponential is slow under Linux. A CPU unpacks anew for each query of a packed product.
         """
         plain = on_cpu and float32 and sys.platform == "linux"
         return replace(
@@ -44,6 +50,9 @@ class ModelFeatures:
             fused_activation=not on_cpu if self.fused_activation is None else self.fused_activation,
             rope_tables=plain if self.rope_tables is None else self.rope_tables,
             polynomial_exp=plain if self.polynomial_exp is None else self.polynomial_exp,
+            packed_attention=(4 if on_cpu else GPU_PACKED_ROWS)
+            if self.packed_attention is None
+            else self.packed_attention,
         )
 
     @classmethod
@@ -61,6 +70,7 @@ class ModelFeatures:
             fused_activation=False,
             rope_tables=False,
             polynomial_exp=False,
+            packed_attention=0,
         )
 
 
