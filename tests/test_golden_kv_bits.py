@@ -5,7 +5,9 @@ Tiny networks of random weights have nothing to spare: what a trained one loses 
 
 from __future__ import annotations
 
+import json
 from functools import lru_cache
+from pathlib import Path
 
 import pytest
 from golden_cases import FEATURES, FOLDERS, GOLDEN, expected
@@ -73,3 +75,18 @@ def test_paged_and_dense_fused_and_reference_lose_the_same(name: str, bits: int)
     of_dense = logits(name, "fused", "dense", bits)
     assert off(logits(name, "fused", "paged", bits), of_dense) <= SAME
     assert off(logits(name, "reference", "dense", bits), of_dense) <= SAME
+
+
+@pytest.mark.parametrize(("bits", "bound"), [(8, 0.003), (4, 0.4)])
+def test_the_embedded_model_gives_almost_the_same_probabilities(real_model: Path, bits: int, bound: float) -> None:
+    """KL divergence from plain caches, the mean over a recorded conversation."""
+    answers = json.loads((GOLDEN / "real_model.json").read_text(encoding="utf-8"))["answers"]
+    answer = max(answers, key=lambda answer: len(answer["prompt_ids"]) + len(answer["ids"]))
+    ids, model = mx.array([[*answer["prompt_ids"], *answer["ids"]]]), load_model(real_model, dtype=mx.float32)
+    plain, packed = (
+        (logits := model(ids, 0, model.create_kv_cache(kv_bits=kv_bits))[0])
+        - mx.logsumexp(logits, axis=-1, keepdims=True)
+        for kv_bits in (None, bits)
+    )
+    divergence = (mx.exp(plain) * (plain - packed)).sum(axis=-1).mean().item()
+    assert 0 < divergence <= bound

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 GPU_PACKED_ROWS = (
-    32  # `packed_attention` of a GPU: more than groups have heads, so that no step unpacks what it reads
+    32  # `packed_attention` of a GPU, not measured: few groups have more heads, so that steps unpack nothing
 )
 
 
