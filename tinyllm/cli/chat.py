@@ -69,6 +69,7 @@ def chat(
         str, typer.Option(metavar="HOW", help="When the context is full: stop, or shift (forget the oldest turns).")
     ] = "stop",
     kv_budget: options.KvBudget = None,
+    kv_bits: options.KvBits = None,
     max_context: options.MaxContext = None,
     no_wired_limit: options.NoWiredLimit = False,
     eager: options.Eager = False,
@@ -99,6 +100,7 @@ def chat(
             "stop": stop or (),
         }
         options.check(settings, dtype, device)
+        options.check_kv_bits(kv_bits)
         if max_tokens == 0:
             raise UsageError("--max-tokens must be 1 or more in a chat")
         if overflow not in ("stop", "shift"):
@@ -107,6 +109,7 @@ def chat(
             raise UsageError(f"{name!r}: a conversation's name goes with --resume")
         limits = {
             "kv_budget": options.read_kv_budget(kv_budget),
+            "kv_bits": kv_bits,
             "max_context": max_context,
             "wired": not no_wired_limit,
             "compiled": not eager,
