@@ -18,26 +18,13 @@ import numpy.typing as npt
 from gguf.quants import dequantize
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from tinyllm.checkpoint.gguf_header import shortest
+from tinyllm.checkpoint.gguf_tensors import LAYER_NAMES, WHOLE_NAMES
+
 __all__ = ["convert"]
 
-# Hugging Face's names of the special tokens, and GGUF's; then GGUF's names of tensors, and Llama's.
+# Hugging Face's names of the special tokens, and GGUF's.
 _SPECIAL_TOKENS = (("bos", "bos"), ("eos", "eos"), ("pad", "padding"))
-_GLOBAL_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 
 
 def convert(gguf_file: Path, folder: Path) -> None:
@@ -79,18 +66,13 @@ def _config(facts: dict[str, Any], tensors: set[str]) -> dict[str, Any]:
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,
-        "rms_norm_eps": _shortest(facts["llama.attention.layer_norm_rms_epsilon"]),
-        "rope_theta": _shortest(facts["llama.rope.freq_base"]),
+        "rms_norm_eps": shortest(facts["llama.attention.layer_norm_rms_epsilon"]),
+        "rope_theta": shortest(facts["llama.rope.freq_base"]),
         "rope_scaling": None,
         "tie_word_embeddings": "output.weight" not in tensors,
         "torch_dtype": "bfloat16",
         **_special_ids(facts),
     }
-
-
-def _shortest(value: float) -> float:
-    """The decimal number that was rounded to this float32: 1e-05, not 9.999999747378752e-06."""
-    return float(str(np.float32(value)))
 
 
 def _tokenizer(facts: dict[str, Any]) -> Tokenizer:
@@ -125,10 +107,11 @@ def _tokenizer_config(facts: dict[str, Any]) -> dict[str, Any]:
 
 def _canonical_name(name: str) -> str:
     """`blk.3.attn_q.weight` is `model.layers.3.self_attn.q_proj.weight`."""
-    if name in _GLOBAL_NAMES:
-        return _GLOBAL_NAMES[name]
-    _, layer, part, _ = name.split(".")
-    return f"model.layers.{layer}.{_LAYER_NAMES[part]}.weight"
+    module, _, leaf = name.rpartition(".")
+    if module in WHOLE_NAMES:
+        return f"{WHOLE_NAMES[module]}.{leaf}"
+    _, layer, part = module.split(".")
+    return f"model.layers.{layer}.{LAYER_NAMES[part]}.{leaf}"
 
 
 def _write_weights(path: Path, tensors: list[gguf.ReaderTensor], heads: dict[str, int]) -> None:

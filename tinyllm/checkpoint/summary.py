@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tinyllm import hardware
-from tinyllm.checkpoint.files import find_weight_files
-from tinyllm.checkpoint.tensor_table import StoredTensor, read_tensor_table
+from tinyllm.checkpoint.contents import read_contents
+from tinyllm.checkpoint.gguf_header import is_gguf
+from tinyllm.checkpoint.tensor_table import StoredTensor
 from tinyllm.checkpoint.verify import check_tensors
 from tinyllm.config.config import Config
 from tinyllm.config.tensors import EMBEDDING, tensor_shapes
@@ -44,8 +45,8 @@ def summarize(folder: Path, *, itemsize: int | None = None, on_cpu: bool | None 
     where, by default where this machine would.
     """
     on_cpu = not hardware.has_gpu_backend() if on_cpu is None else on_cpu
-    config = Config.from_json_file(folder)
-    tensors = read_tensor_table(find_weight_files(folder).files, config).tensors
+    contents = read_contents(folder)
+    config, tensors = contents.config, contents.table.tensors
     useless = check_tensors(tensors, config, folder)
     check_tokenizer(folder)
     used = {name: info for name, info in tensors.items() if name not in useless}
@@ -55,8 +56,8 @@ def summarize(folder: Path, *, itemsize: int | None = None, on_cpu: bool | None 
 
 
 def check_tokenizer(folder: Path) -> None:
-    """Raise TokenizerError where there is no tokenizer.json."""
-    if (folder / "tokenizer.json").exists():
+    """Raise TokenizerError where there is no tokenizer.json, nor a GGUF file that holds its own."""
+    if is_gguf(folder) or (folder / "tokenizer.json").exists():
         return
     others = [name for name in _OTHER_TOKENIZERS if (folder / name).exists()]
     hint = f", only {' and '.join(others)}, which tinyllm does not read" if others else ""
@@ -74,10 +75,15 @@ def memory_bytes(
     """Bytes of weights once they are read, numbers in so many bytes each or as stored, matrices unpacked or not."""
     if itemsize is not None and expand:
         return itemsize * _elements(config)
-    return sum(
-        info.nbytes if itemsize is None or info.dtype not in _FLOATS else itemsize * math.prod(info.shape)
-        for info in tensors.values()
-    )
+    return sum(_read_bytes(name, info, itemsize) for name, info in tensors.items())
+
+
+def _read_bytes(name: str, info: StoredTensor, itemsize: int | None) -> int:
+    """Bytes of a tensor once it is read; scales are never made shorter."""
+    if itemsize is None or info.dtype not in _FLOATS:
+        return info.nbytes
+    cast = itemsize * math.prod(info.shape)
+    return max(cast, info.nbytes) if name.endswith((".scales", ".biases")) else cast
 
 
 def _elements(config: Config) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tinyllm.checkpoint.folded import folded
+from tinyllm.checkpoint.gguf_header import is_gguf
 from tinyllm.checkpoint.tensor_table import StoredTensor
 from tinyllm.config.config import Config
 from tinyllm.config.quantization import QuantFormat
@@ -48,7 +49,7 @@ def check_tensors(tensors: Mapping[str, StoredTensor], config: Config, folder: P
     found = compare(tensors, config)
     problems = [_group(kind, details) for kind, details in found.problems.items()]
     if problems:
-        raise TensorMismatchError(f"{folder}: the weights do not fit config.json: {'; '.join(problems)}")
+        raise TensorMismatchError(f"{folder}: the weights do not fit {_named(folder)}: {'; '.join(problems)}")
     return found.ignored
 
 
@@ -111,6 +112,10 @@ def _packed(module: str, shape: tuple[int, ...], form: QuantFormat) -> dict[str,
 def _is_of_no_use(name: str, config: Config) -> bool:
     spare_head = config.tie_word_embeddings and name.startswith(LM_HEAD.removesuffix("weight"))
     return spare_head or _RECOMPUTED.search(name) is not None
+
+
+def _named(folder: Path) -> str:
+    return "its metadata" if is_gguf(folder) else "config.json"
 
 
 def _group(kind: str, details: Mapping[str, str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -10,12 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tinyllm._mx import mx
-from tinyllm.checkpoint.files import find_weight_files
+from tinyllm.checkpoint.contents import read_contents
 from tinyllm.checkpoint.forms import MadeTensor, Source
+from tinyllm.checkpoint.gguf import load_part
+from tinyllm.checkpoint.gguf_tensors import GgufPart, as_dense
 from tinyllm.checkpoint.quantization import make
 from tinyllm.checkpoint.safetensors_header import TensorInfo
 from tinyllm.checkpoint.summary import memory_bytes
-from tinyllm.checkpoint.tensor_table import StoredTensor, read_tensor_table
+from tinyllm.checkpoint.tensor_table import StoredTensor
 from tinyllm.checkpoint.verify import check_tensors
 from tinyllm.config.config import Config
 from tinyllm.config.quantization import QuantFormat
@@ -95,13 +96,14 @@ class WeightStore:
     def from_path(cls, path: str | Path, config: Config | None = None) -> WeightStore:
         """Read the headers of a folder's checkpoint and hold them against `config` (by default its config.json).
 
+        A GGUF file has its own config, in place of both.
+
         Raises CheckpointError (or a class below it) for files that are absent, corrupt or outside of the folder, and
         TensorMismatchError, listing them all, for tensors that are missing, surplus or mis-shaped.
         """
         folder = Path(path)
-        config = config or Config.from_json_file(folder)
-        found = find_weight_files(folder)
-        table = read_tensor_table(found.files, config)
+        contents = read_contents(folder, config)
+        config, found, table = contents.config, contents.files, contents.table
         tensors = table.tensors
         if table.skipped:
             logger.warning("%s: %d tensors that the text model has no use for are left out", folder, table.skipped)
@@ -122,7 +124,7 @@ class WeightStore:
 
     def cast(self, dtype: mx.Dtype | None, *, expand: bool = False) -> WeightStore:
         """Return the store, reading floating-point tensors as `dtype`; `expand` reads packed matrices as dense."""
-        store = copy.copy(self)
+        store = WeightStore(as_dense(self._tensors) if expand else self._tensors, self.config)
         store.dtype, store.expands = dtype, expand
         return store
 
@@ -144,10 +146,15 @@ class WeightStore:
 
     @property
     def stored_dtype(self) -> mx.Dtype:
-        """The floating-point type of the embedding, or of its scales where it is packed."""
+        """The floating-point type of the embedding, or of its scales where it is packed.
+
+        Scales of a GGUF file that are float32 are products of halves, and no word of what to compute in.
+        """
         scales = EMBEDDING.replace(".weight", ".scales")
-        stored = DTYPES[self._info(scales if self.has(scales) else EMBEDDING).dtype]
-        return stored if stored in _FLOATS else mx.bfloat16
+        info = self._info(scales if self.has(scales) else EMBEDDING)
+        stored = DTYPES[info.dtype]
+        from_blocks = isinstance(info.parts[0], GgufPart) and info.parts[0].part == "scales"
+        return mx.bfloat16 if stored not in _FLOATS or (from_blocks and stored == mx.float32) else stored
 
     @property
     def is_quantized(self) -> bool:
@@ -207,8 +214,8 @@ class WeightStore:
             return DenseWeight(self.tensor(f"{module}.weight"), bias)
         packed = QuantizedWeight(
             packed=self.tensor(f"{module}.weight"),
-            scales=self.tensor(f"{module}.scales"),
-            biases=self.tensor(f"{module}.biases") if self.has(f"{module}.biases") else None,
+            scales=self._scales(f"{module}.scales"),
+            biases=self._scales(f"{module}.biases") if self.has(f"{module}.biases") else None,
             form=form,
             bias=bias,
         )
@@ -217,6 +224,11 @@ class WeightStore:
         dense = packed.dequantize().astype(self.dtype or self.stored_dtype)
         mx.eval(dense)
         return DenseWeight(dense, bias)
+
+    def _scales(self, name: str) -> mx.array:
+        """Read scales, never as a shorter type than they are stored in: they make up all elements of a group."""
+        shorter = self.dtype is not None and DTYPES[self._info(name).dtype].size > self.dtype.size
+        return self.tensor(name, as_stored=shorter)
 
     def _form(self, module: str) -> QuantFormat | None:
         if not self.has(f"{module}.scales") or self.config.quantization is None:
@@ -270,10 +282,13 @@ def _taken(array: mx.array, stored: StoredTensor) -> mx.array:
 
 
 def _load_file(info: TensorInfo) -> dict[str, mx.array]:
-    """Return lazy arrays of the tensor's whole file, or of it alone where MLX refuses a file that is sound.
+    """Return lazy arrays of the tensor's whole file, or of it alone: of a GGUF file, and of one that MLX refuses.
 
-    It refuses headers above 100 MB, and every tensor of a file that holds one of a type which it does not have.
+    It refuses sound files too: headers above 100 MB, and every tensor of a file that holds one of a type which it
+    does not have.
     """
+    if isinstance(info, GgufPart):
+        return load_part(info)
     try:
         loaded = mx.load(str(info.file), format="safetensors")
     except (RuntimeError, ValueError):

@@ -43,13 +43,13 @@ def open_model(
     dtype: mx.Dtype | None = None,
     for_cpu: bool | None = None,
 ) -> OpenedModel:
-    """Read the config and the headers of the checkpoint in a folder, for a CPU or a GPU, by default this device.
+    """Read the config and headers of a folder or a GGUF file, for a CPU or a GPU, by default this device.
 
     `dtype` is what the network computes in; by default the stored one on a GPU and float32 on a CPU, where half
     precision is both slow and rough. Raises ConfigError and CheckpointError.
     """
-    config = Config.from_json_file(path)
-    store = WeightStore.from_path(path, config)
+    store = WeightStore.from_path(path)
+    config = store.config
     for_cpu = on_cpu() if for_cpu is None else for_cpu
     dtype = dtype or default_dtype(store, for_cpu=for_cpu)
     # Packed products are slower than dense ones on a CPU: unpack where that takes less than half of the memory.
