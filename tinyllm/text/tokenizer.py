@@ -16,6 +16,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tinyllm.checkpoint.gguf_header import is_gguf, read_gguf_header
+from tinyllm.checkpoint.gguf_tokenizer import read_tokenizer
 from tinyllm.errors import ChatTemplateError, TokenizerError
 from tinyllm.text.chat_template import ChatTemplate, Message, chat_values, find_templates
 from tinyllm.text.detokenizer import Detokenizer, build_stages
@@ -73,11 +75,13 @@ class Tokenizer:
     @classmethod
     def from_path(cls, path: Path) -> Tokenizer:
         """Read a checkpoint folder: tokenizer.json, and what is there of tokenizer_config.json,
-        special_tokens_map.json, added_tokens.json and the chat templates.
+        special_tokens_map.json, added_tokens.json and the chat templates; or a GGUF file, which has its own.
 
         Raises TokenizerError (no tokenizer.json, a broken file) or ChatTemplateError, naming the file.
         """
         path = Path(path)
+        if is_gguf(path):
+            return cls._from_gguf(path)
         backend = _load_backend(path)
         config = read_json_object(path / "tokenizer_config.json")
         special = SpecialTokens.from_path(path, config)
@@ -85,6 +89,17 @@ class Tokenizer:
         variables = {name: token.content for name, token in special.named.items()}
         template = ChatTemplate(templates, variables) if templates else None
         return cls(backend, special=special, chat_template=template, where=str(path / "tokenizer.json"))
+
+    @classmethod
+    def _from_gguf(cls, file: Path) -> Tokenizer:
+        """Read the tokenizer and the chat templates of a GGUF file."""
+        from tokenizers import AddedToken
+
+        found = read_tokenizer(read_gguf_header(file).metadata, file)
+        named = {name: AddedToken(text, special=True, normalized=False) for name, text in found.named.items()}
+        template = ChatTemplate(dict(found.templates), dict(found.named)) if found.templates else None
+        special = SpecialTokens(named)
+        return cls(found.backend, special=special, chat_template=template, where=str(file))
 
     # -- text to ids
 
