@@ -186,7 +186,7 @@ REFUSALS: list[tuple[Callable[[Path], object], type[TinyllmError], str]] = [
     (partial(renamed, "tokenizer.json", "tokenizer.model"), TokenizerError, "org/tiny has .*only tokenizer.model"),
     (partial(with_an_index_to, "../evil.safetensors"), UnsafePathError, "leads out of the folder"),
     (partial(with_an_index_to, "absent.safetensors"), MissingFileError, "absent.safetensors"),
-    (as_gguf, MissingFileError, "org/tiny: there is no config.json in it; .*GGUF"),
+    (as_gguf, MissingFileError, "org/tiny: there is no config.json in it; it has GGUF files: add :Q4_0"),
     (partial(with_other_weights, content=TERABYTES), CorruptFileError, "org/tiny/model.safetensors: its header"),
     (partial(with_other_weights, content=b""), CorruptFileError, "org/tiny/model.safetensors"),
 ]

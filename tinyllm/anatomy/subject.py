@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from tinyllm.checkpoint.contents import read_contents
 from tinyllm.checkpoint.files import INDEX, find_weight_files
+from tinyllm.checkpoint.gguf_header import is_gguf
 from tinyllm.checkpoint.safetensors_header import read_safetensors_header
 from tinyllm.checkpoint.tensor_table import StoredTensor, TensorTable, gather
 from tinyllm.checkpoint.verify import Comparison, compare
@@ -133,7 +135,7 @@ def open_subject(
     A repository that is not on this machine is looked at from a distance. Raises as `find_model`, and ConfigError or
     CheckpointError for what cannot be read at all.
     """
-    if name is not None and Path(name).expanduser().is_file():
+    if name is not None and Path(name).expanduser().is_file() and not is_gguf(Path(name)):
         file = Path(name).expanduser()
         return Subject(file.resolve().parent.name, Config.from_json_file(file), None)
     with _folder(name, revision, offline, report) as folder:
@@ -154,6 +156,9 @@ def _folder(name: str | None, revision: str | None, offline: bool, report: Calla
 
 
 def _read_folder(folder: Path) -> Subject:
+    if is_gguf(folder):
+        contents = read_contents(folder)
+        return Subject(model_name(folder), contents.config, contents.table, 1)
     config = Config.from_json_file(folder)
     if not (folder / INDEX).exists() and not any(folder.glob("*.safetensors")):
         return Subject(model_name(folder), config, None)

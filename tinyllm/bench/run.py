@@ -17,8 +17,8 @@ from tinyllm.bench.report import Report
 from tinyllm.bench.result import Result
 from tinyllm.bench.subject import load_subject
 from tinyllm.bench.workload import Workload, check_context
+from tinyllm.checkpoint.contents import read_config
 from tinyllm.checkpoint.summary import summarize
-from tinyllm.config.config import Config
 from tinyllm.engine.engine import PREFILL_CHUNK
 
 __all__ = ["Plan", "run"]
@@ -47,7 +47,7 @@ def run(plan: Plan, report: Callable[[str], None]) -> Report:
     a model's config or files are refused for.
     """
     for name, folder in plan.models:
-        config, summary = Config.from_json_file(folder), summarize(folder)
+        config, summary = read_config(folder), summarize(folder)
         itemsize = 2 if hardware.has_gpu_backend() and config.dtype != "float32" else 4
         check_context(plan.workloads, config, name, chunk=PREFILL_CHUNK)
         weights = summary.memory_bytes * len(plan.modes)

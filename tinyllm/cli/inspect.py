@@ -28,7 +28,8 @@ def inspect(
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="MODEL", help="A folder, a config.json, or OWNER/NAME on the hub; without it, the one in use."
+            metavar="MODEL",
+            help="A folder, a GGUF file, a config.json, or OWNER/NAME on the hub; without it, the one in use.",
         ),
     ] = None,
     block: Annotated[

@@ -19,7 +19,12 @@ DEVICES = ("cpu", "gpu")
 
 Model = Annotated[
     str | None,
-    typer.Option("-m", "--model", metavar="MODEL", help="A folder, or a repository of the hub (see `tinyllm list`)."),
+    typer.Option(
+        "-m",
+        "--model",
+        metavar="MODEL",
+        help="A folder, a GGUF file, or OWNER/NAME on the hub (:Q4_K_M of GGUF files).",
+    ),
 ]
 System = Annotated[str | None, typer.Option("-s", "--system", metavar="TEXT", help="The system message.")]
 MaxTokens = Annotated[

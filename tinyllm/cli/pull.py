@@ -13,7 +13,10 @@ from tinyllm.errors import UsageError
 
 def pull(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="OWNER/NAME on the hub, or default: the embedded model.")
+        str,
+        typer.Argument(
+            metavar="MODEL", help="OWNER/NAME on the hub (:Q4_K_M of GGUF files), or default: the embedded model."
+        ),
     ],
     revision: Annotated[
         str | None, typer.Option(metavar="NAME", help="A branch, tag or commit; without it, main.")
@@ -50,6 +53,7 @@ def _fetch_embedded() -> Path:
 
 def _fetch_repository(model: str, revision: str | None, force: bool) -> Path:
     from tinyllm.hub import cache, locate
+    from tinyllm.hub.gguf_files import split_variant
     from tinyllm.hub.pull import pull as pull_repository
 
     repo, pinned = locate.split_revision(model)
@@ -57,6 +61,6 @@ def _fetch_repository(model: str, revision: str | None, force: bool) -> Path:
         raise UsageError(f"{model} names a revision already, beside --revision {revision}")
     if locate.local_folder(repo):
         raise UsageError(f"{model}: is a folder here, with nothing to download")
-    if not cache.is_repository(repo):
+    if not cache.is_repository(split_variant(repo)[0]):
         raise UsageError(f"{model}: is not the name of a repository, OWNER/NAME, as in mlx-community/Qwen3-4B-4bit")
     return pull_repository(repo, revision or pinned, force=force, report=console.say)

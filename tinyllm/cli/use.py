@@ -43,14 +43,16 @@ def _stored_name(model: str) -> str:
     """Return the name to keep: a folder's whole path, since the next command may run elsewhere."""
     from tinyllm.hub import cache, locate
     from tinyllm.hub.choice import DEFAULT
+    from tinyllm.hub.gguf_files import split_variant
 
     if model == DEFAULT:
         return model
     folder = locate.local_folder(model)
     if folder is not None:
         locate.check_folder(folder, model)
-        return str(folder.resolve()) if Path(model).expanduser().is_dir() else model
-    repo, revision = locate.split_revision(model)
+        return str(folder.resolve()) if Path(model).expanduser().exists() else model
+    name, revision = locate.split_revision(model)
+    repo, _ = split_variant(name)
     if not cache.is_repository(repo):
         raise ModelNotFoundError(
             f"{model}: there is no such folder here, and it is not the name of a repository (OWNER/NAME):"

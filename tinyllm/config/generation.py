@@ -33,7 +33,7 @@ class GenerationConfig:
     def from_folder(cls, folder: Path) -> GenerationConfig:
         """Read the file of a checkpoint; one that is absent says nothing. Raises ConfigError for a malformed one."""
         path = folder / FILE
-        if not path.exists():
+        if folder.is_file() or not path.exists():
             return cls()
         reader = ConfigReader(read_json_object(path), str(path))
         return cls(eos_token_ids=read_token_ids(reader, "eos_token_id"), sampling=_read_sampling(reader))

@@ -26,6 +26,7 @@ from typing import Any
 
 from tinyllm._mx import dtype_name, mx
 from tinyllm.checkpoint.files import find_weight_files
+from tinyllm.checkpoint.gguf_header import is_gguf, read_gguf_header
 from tinyllm.checkpoint.safetensors_header import BITS, TensorInfo, read_safetensors_header
 from tinyllm.checkpoint.weights import DTYPES
 from tinyllm.config.config import Config
@@ -310,16 +311,24 @@ def _weights_digest(folder: Path) -> str:
     Of each tensor the first, middle and last 4 KiB: gigabytes are not read. Training changes a tensor everywhere; a
     change made by hand may lie between the samples. How tensors are dealt to files makes no difference.
     """
-    tensors = [info for file in find_weight_files(folder).files for info in read_safetensors_header(file).values()]
     total = sha256()
-    for info in sorted(tensors, key=lambda info: info.name):
-        total.update(repr((info.name, info.dtype, info.shape)).encode())
-        last = max(info.start, info.end - _SAMPLE)
-        with info.file.open("rb") as file:
-            for start in sorted({info.start, (info.start + last) // 2, last}):
+    for about, path, first, end in sorted(_stored_tensors(folder)):
+        total.update(repr(about).encode())
+        last = max(first, end - _SAMPLE)
+        with path.open("rb") as file:
+            for start in sorted({first, (first + last) // 2, last}):
                 file.seek(start)
-                total.update(file.read(min(_SAMPLE, info.end - start)))
+                total.update(file.read(min(_SAMPLE, end - start)))
     return total.hexdigest()[:16]
+
+
+def _stored_tensors(path: Path) -> list[tuple[tuple[str, str, tuple[int, ...]], Path, int, int]]:
+    """Return (name, type, shape), and file, first byte and end, of each tensor as the files have it."""
+    if is_gguf(path):
+        stored = read_gguf_header(path).tensors.values()
+        return [((info.name, info.type.name, info.shape), path, info.start, info.end) for info in stored]
+    tensors = [info for file in find_weight_files(path).files for info in read_safetensors_header(file).values()]
+    return [((info.name, info.dtype, info.shape), info.file, info.start, info.end) for info in tensors]
 
 
 def _digest(text: str) -> str:

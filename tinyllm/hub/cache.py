@@ -54,7 +54,12 @@ class Cached:
     @property
     def name(self) -> str:
         """What `-m` takes: OWNER/NAME, with @REVISION unless that is main."""
-        return self.repo if self.revision == MAIN else f"{self.repo}@{self.revision}"
+        return self.named(None)
+
+    def named(self, variant: str | None) -> str:
+        """Return what `-m` takes for one of its GGUF files."""
+        name = self.repo if variant is None else f"{self.repo}:{variant}"
+        return name if self.revision == MAIN else f"{name}@{self.revision}"
 
 
 def is_repository(name: str) -> bool:

@@ -10,16 +10,20 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tinyllm.checkpoint.files import INDEX, find_weight_files
+from tinyllm.checkpoint.gguf_config import FACTORS
+from tinyllm.checkpoint.gguf_header import HeaderTakesMoreError, read_gguf_header
 from tinyllm.checkpoint.summary import check_tokenizer
 from tinyllm.config.config import Config
 from tinyllm.config.reader import MAX_CONFIG_BYTES
 from tinyllm.errors import CorruptFileError, MissingFileError
+from tinyllm.hub.gguf_files import variant_of
 from tinyllm.hub.sizes import disk_size
 
 __all__ = ["HollowCopy"]
 
 TIMEOUT_S = 30.0
 _TYPICAL_HEADER_BYTES = 100_000
+_TYPICAL_GGUF_BYTES = 1 << 22  # most of it the tokenizer
 _MOST_BYTES = 1 << 29  # of an index or a header
 
 
@@ -51,6 +55,28 @@ class HollowCopy:
         self._fetch_whole("config.json", MAX_CONFIG_BYTES)
         Config.from_json_file(self._folder)
 
+    def fill_gguf(self, name: str) -> Path:
+        """Fetch the header of a GGUF file, which says nowhere how long it is, and the short tensors beside it."""
+        size, path = self._sizes[name], self._folder / name
+        length, content = min(size, _TYPICAL_GGUF_BYTES), b""
+        while True:
+            content += self._read(name, len(content), length)
+            path.write_bytes(content)
+            try:
+                header = read_gguf_header(path, size)
+                break
+            except HeaderTakesMoreError:
+                if length >= min(size, _MOST_BYTES):
+                    raise
+                length = min(size, 4 * length, _MOST_BYTES)
+        with path.open("r+b") as file:
+            file.truncate(size)
+            for tensor in map(header.tensors.get, FACTORS):
+                if tensor is not None and tensor.end - tensor.start <= _TYPICAL_HEADER_BYTES:
+                    file.seek(tensor.start)
+                    file.write(self._read(name, tensor.start, tensor.end))
+        return path
+
     def fill_headers(self) -> None:
         """Fetch the headers of the weights; a tokenizer is not asked for."""
         for name in self._fill_index():
@@ -63,7 +89,10 @@ class HollowCopy:
 
     def _fetch_whole(self, name: str, limit: int) -> None:
         if name not in self._sizes:
-            hint = "; tinyllm does not read GGUF files" if any(n.endswith(".gguf") for n in self._sizes) else ""
+            files = sorted(n for n in self._sizes if n.endswith(".gguf"))
+            hint = (
+                f"; it has GGUF files: add :{variant_of(files[0])} (or another of them) to its name" if files else ""
+            )
             raise MissingFileError(f"{self._folder}: there is no {name} in it{hint}")
         size = self._sizes[name]
         if size > limit:

@@ -6,9 +6,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tinyllm.checkpoint.gguf_header import is_gguf
 from tinyllm.checkpoint.summary import Summary, summarize
 from tinyllm.errors import TinyllmError
 from tinyllm.hub import cache, locate
+from tinyllm.hub.gguf_files import variant_of
 
 __all__ = ["Entry", "Place", "inventory", "places"]
 
@@ -48,7 +50,7 @@ def _own_models() -> Iterator[Entry]:
     if not place.folder.is_dir():
         return
     for folder in sorted(place.folder.iterdir()):
-        if folder.is_dir() and not folder.name.startswith("."):
+        if (folder.is_dir() or is_gguf(folder)) and not folder.name.startswith("."):
             yield _entry(folder.name, folder, place.title)
 
 
@@ -56,6 +58,11 @@ def _cached_models() -> Iterator[Entry]:
     title = places()[1].title
     for cached in cache.cached_models():
         if cached.snapshot is not None:
+            files = sorted(path for path in cached.snapshot.iterdir() if is_gguf(path))
+            for file in files:
+                yield _entry(cached.named(variant_of(file.name)), file, title)
+            if files and not (cached.snapshot / "config.json").exists():
+                continue
             yield _entry(cached.name, cached.snapshot, title, again=f"tinyllm pull {cached.repo}")
             continue
         size = _size(path for path in cached.folder.rglob("*") if not path.is_symlink())
@@ -67,8 +74,9 @@ def _entry(name: str, folder: Path, place: str, again: str | None = None) -> Ent
     summary = problem = None
     size = 0
     try:
-        size = _size(folder.iterdir())
-        cache.check_links(folder)
+        size = _size([folder] if folder.is_file() else folder.iterdir())
+        if not is_gguf(folder):
+            cache.check_links(folder)
         summary = summarize(folder)
     except (TinyllmError, OSError) as error:
         problem = str(error).replace(f"{folder}/", "").removeprefix(f"{folder}: ").replace(str(folder), "it")

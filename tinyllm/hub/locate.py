@@ -7,9 +7,11 @@ from functools import partial
 from pathlib import Path
 
 from tinyllm import hardware
+from tinyllm.checkpoint.gguf_header import is_gguf
 from tinyllm.errors import GatedRepositoryError, HubError, ModelNotFoundError, OfflineError, TinyllmError
 from tinyllm.hub import cache
 from tinyllm.hub.choice import DEFAULT, Choice, choose
+from tinyllm.hub.gguf_files import choose_file, split_variant, variant_of
 from tinyllm.hub.pull import Report, pull
 from tinyllm.hub.recommended import recommend
 from tinyllm.hub.sizes import memory_size
@@ -49,13 +51,13 @@ def find_model(
     report: Report = lambda line: None,
     fetch: Fetch | None = None,
 ) -> Path:
-    """Return the folder that a person means by `name`, downloading a repository that is not on this machine.
+    """Return the folder or GGUF file that a person means by `name`, downloading a repository that is not here.
 
-    `name` is a folder, one in the models folder, OWNER/NAME of the hub (also with @REVISION), or "default" for the
-    embedded model; with None it is chosen as `choose` says. A repository that is here is taken as it is, and the hub
-    is not asked. `report` gets lines for the person; `fetch` gives the folder of a repository's revision, by default
-    by `pull`. Raises ModelNotFoundError, saying what to do, OfflineError where `offline` or the environment forbids
-    the connection that it would take, and as `fetch`.
+    `name` is a folder or a GGUF file, one in the models folder, OWNER/NAME of the hub (also with :VARIANT of GGUF
+    files, and @REVISION), or "default" for the embedded model; with None it is chosen as `choose` says. A repository
+    that is here is taken as it is, and the hub is not asked. `report` gets lines for the person; `fetch` gives the
+    folder of a repository's revision, by default by `pull`. Raises ModelNotFoundError, saying what to do,
+    OfflineError where `offline` or the environment forbids the connection that it would take, and as `fetch`.
     """
     choice = choose(name)
     fetch = partial(pull, report=report) if fetch is None else fetch
@@ -68,22 +70,33 @@ def find_model(
 
 
 def local_folder(name: str) -> Path | None:
-    """Return the folder that `name` means without the hub: a path, or the name of a folder in the models folder."""
-    for folder in (Path(name).expanduser(), models_folder() / name):
-        if folder.is_dir():
-            return folder
+    """Return the folder, or GGUF file, that `name` means without the hub: a path, or a name in the models folder."""
+    for found in (Path(name).expanduser(), models_folder() / name):
+        if found.is_dir() or (is_gguf(found) and found.is_file()):
+            return found
     return None
 
 
 def check_folder(folder: Path, name: str) -> None:
-    """Raise ModelNotFoundError for a folder, called `name`, without a model; MissingFileError for broken links."""
+    """Raise ModelNotFoundError for a folder, called `name`, without a model; MissingFileError for broken links.
+
+    A GGUF file is a model in itself.
+    """
+    if is_gguf(folder) and folder.is_file():
+        return
     cache.check_links(folder)
     if not (folder / "config.json").is_file():
         raise ModelNotFoundError(f"{name}: is a folder without a model: it has no config.json")
 
 
 def model_name(folder: Path) -> str:
-    """Return how to call the model in a folder: OWNER/NAME in the hub's cache, else the folder's own name."""
+    """Return how to call the model in a folder: OWNER/NAME in the hub's cache, else the folder's own name.
+
+    A GGUF file is OWNER/NAME:VARIANT, or its own name.
+    """
+    if is_gguf(folder):
+        repo = cache.repository_of(folder.parent)
+        return f"{repo}:{variant_of(folder.name)}" if repo else folder.name
     return cache.repository_of(folder) or folder.resolve().name
 
 
@@ -101,14 +114,14 @@ def _find(choice: Choice, revision: str | None, offline: bool, report: Report, f
         check_folder(folder, choice.name)
         return folder
     if Path(choice.name).expanduser().exists():
-        raise ModelNotFoundError(f"{choice.name}: is a file, not a folder with a model")
-    repo, pinned = split_revision(choice.name)
-    if not cache.is_repository(repo):
+        raise ModelNotFoundError(f"{choice.name}: is a file, not a folder with a model, nor a GGUF file")
+    name, pinned = split_revision(choice.name)
+    if not cache.is_repository(split_variant(name)[0]):
         raise ModelNotFoundError(
             f"{choice.name}: there is no such folder here, and it is not the name of a repository (OWNER/NAME):"
             " tinyllm list shows what is on this machine"
         )
-    return _repository(repo, revision or pinned, offline, report, fetch)
+    return _repository(name, revision or pinned, offline, report, fetch)
 
 
 def _embedded(choice: Choice, report: Report) -> Path:
@@ -127,11 +140,27 @@ def _embedded(choice: Choice, report: Report) -> Path:
     return folder
 
 
+def _here(name: str, revision: str) -> tuple[Path | None, str | None]:
+    """Return what is here of a repository, a folder or the GGUF file of its variant, and what it lacks."""
+    repo, variant = split_variant(name)
+    snapshot = cache.find_snapshot(repo, revision)
+    if snapshot is None:
+        return None, None
+    if variant is None:
+        return snapshot, cache.why_incomplete(snapshot)
+    try:
+        return snapshot / choose_file(
+            repo, [path.name for path in snapshot.iterdir() if path.exists()], variant
+        ), None
+    except ModelNotFoundError:
+        return None, None
+
+
 def _repository(repo: str, revision: str | None, offline: bool, report: Report, fetch: Fetch) -> Path:
-    snapshot = cache.find_snapshot(repo, revision or cache.MAIN)
-    lack = None if snapshot is None else cache.why_incomplete(snapshot)
-    if snapshot is not None and lack is None:
-        return snapshot
+    """Find or fetch OWNER/NAME, or OWNER/NAME:VARIANT."""
+    found, lack = _here(repo, revision or cache.MAIN)
+    if found is not None and lack is None:
+        return found
     state = f"its download is not whole ({lack})" if lack else "it has not been downloaded"
     if offline or cache.is_offline():
         word = "--offline" if offline else "HF_HUB_OFFLINE"
@@ -145,5 +174,5 @@ def _repository(repo: str, revision: str | None, offline: bool, report: Report, 
     except GatedRepositoryError:
         raise
     except (ModelNotFoundError, HubError) as error:
-        reason = str(error).removeprefix(f"{repo}: ")
+        reason = str(error).removeprefix(f"{split_variant(repo)[0]}: ")
         raise type(error)(f"{repo}: there is no such folder here, and {reason}") from error

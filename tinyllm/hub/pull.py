@@ -25,6 +25,7 @@ from tinyllm.hub import cache
 from tinyllm.hub.blob import LARGEST_OVER_HTTP, arrived_of, fetch_blob
 from tinyllm.hub.cache import MAIN
 from tinyllm.hub.failures import told
+from tinyllm.hub.gguf_files import choose_file, split_variant
 from tinyllm.hub.hollow import TIMEOUT_S, HollowCopy
 from tinyllm.hub.sizes import disk_size, memory_size
 
@@ -60,6 +61,12 @@ class RemoteModel:
     commit: str
     files: tuple[RemoteFile, ...]
     summary: Summary
+    variant: str | None = None
+
+    @property
+    def path(self) -> Path:
+        """What is loaded: the snapshot, or the one GGUF file of a `variant`."""
+        return self.snapshot if self.variant is None else self.snapshot / self.files[0].name
 
     @property
     def snapshot(self) -> Path:
@@ -89,18 +96,20 @@ class RemoteModel:
 def pull(repo: str, revision: str | None = None, *, force: bool = False, report: Report) -> Path:
     """Fetch what is needed of a repository, and return its folder in the cache. What is there already is kept.
 
+    Of OWNER/NAME:VARIANT that is one GGUF file, and its path is returned.
+
     `report` gets a line with the sizes before anything large is downloaded. Raises HubError, ModelNotFoundError or
     OfflineError where the hub does not give it; what loading would raise, where tinyllm cannot run it; and
     DoesNotFitError where the disk cannot hold it, or the memory cannot and `force` is false.
     """
     revision = _checked_revision(repo, revision)
-    with told(repo):
+    with told(split_variant(repo)[0]):
         model = inspect(repo, revision)
         free = _free_disk(model.snapshot)
         report(_plan(model, free))
         _check_fit(model, free, force)
         _download(model)
-    return model.snapshot
+    return model.path
 
 
 def inspect(repo: str, revision: str = MAIN) -> RemoteModel:
@@ -108,8 +117,14 @@ def inspect(repo: str, revision: str = MAIN) -> RemoteModel:
 
     Raises the hub library's errors, and those of `summarize` with the repository's name in place of a folder's.
     """
+    repo, variant = split_variant(repo)
     commit, listed = _list_files(repo, revision)
     files = {file.name: file for file in listed if _TOP_LEVEL.fullmatch(file.name)}
+    if variant is not None:
+        name = choose_file(repo, files, variant)
+        with TemporaryDirectory(prefix="tinyllm-") as folder, _named(folder, repo):
+            summary = summarize(_hollow_copy(repo, commit, listed, Path(folder)).fill_gguf(name))
+        return RemoteModel(repo, revision, commit, (files[name],), summary, variant)
     with TemporaryDirectory(prefix="tinyllm-") as folder, _named(folder, repo):
         weights = _hollow_copy(repo, commit, listed, Path(folder)).fill()
         summary = summarize(Path(folder))
@@ -122,22 +137,29 @@ def inspect(repo: str, revision: str = MAIN) -> RemoteModel:
 def hollow(repo: str, revision: str | None = None) -> Iterator[Path]:
     """Give a folder, for as long as the block lasts, with a repository's config and headers, and no weights.
 
+    Of OWNER/NAME:VARIANT it gives a GGUF file.
+
     Errors of the block, too, call it by the repository's name. Raises HubError, ModelNotFoundError or OfflineError
     where the hub does not give it, and ConfigError where it is not a model that tinyllm knows.
     """
     revision = _checked_revision(repo, revision)
+    repo, variant = split_variant(repo)
     with TemporaryDirectory(prefix="tinyllm-") as temporary:
         with told(repo):
             commit, listed = _list_files(repo, revision)
             folder = Path(temporary) / cache.repository_folder(repo).name / "snapshots" / commit
             folder.mkdir(parents=True)
             with _named(str(folder), repo):
-                copy = _hollow_copy(repo, commit, listed, folder)
-                copy.fill_config()
-                if any(file.name.endswith(".safetensors") for file in listed):
-                    copy.fill_headers()
+                copy, found = _hollow_copy(repo, commit, listed, folder), folder
+                if variant is not None:
+                    names = [file.name for file in listed if _TOP_LEVEL.fullmatch(file.name)]
+                    found = copy.fill_gguf(choose_file(repo, names, variant))
+                else:
+                    copy.fill_config()
+                    if any(file.name.endswith(".safetensors") for file in listed):
+                        copy.fill_headers()
         with _named(str(folder), repo):
-            yield folder
+            yield found
 
 
 def _checked_revision(repo: str, revision: str | None) -> str:
