@@ -27,7 +27,7 @@ FLOORS = (
     {"kv"},
     {"model"},
     {"engine", "text"},
-    {"anatomy", "bench", "llm", "doctor"},
+    {"anatomy", "bench", "llm", "doctor", "convert", "perplexity"},
     {"chat"},
     {"cli"},
     {"__main__"},

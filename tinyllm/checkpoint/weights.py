@@ -173,6 +173,14 @@ class WeightStore:
         """Whether there is a tensor of that canonical name."""
         return name in self._tensors
 
+    def stored(self, name: str) -> StoredTensor:
+        """Return how a tensor of that canonical name stands in the files."""
+        return self._info(name)
+
+    def form(self, module: str) -> QuantFormat | None:
+        """Return how the matrix of a module is packed in the files; None for a dense one."""
+        return self._form(module)
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape as stored: a packed matrix has fewer columns than it stands for."""
         return self._info(name).shape

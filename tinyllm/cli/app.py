@@ -11,10 +11,12 @@ from tinyllm import __version__
 from tinyllm.cli import console
 from tinyllm.cli.bench import bench
 from tinyllm.cli.chat import chat
+from tinyllm.cli.convert import convert
 from tinyllm.cli.doctor import doctor
 from tinyllm.cli.generate import generate
 from tinyllm.cli.inspect import inspect
 from tinyllm.cli.models import list_models
+from tinyllm.cli.perplexity import perplexity
 from tinyllm.cli.pull import pull
 from tinyllm.cli.use import use
 from tinyllm.errors import UsageError
@@ -37,6 +39,8 @@ app.command()(inspect)
 app.command()(pull)
 app.command("list")(list_models)
 app.command()(use)
+app.command()(convert)
+app.command()(perplexity)
 
 
 def _print_version(wanted: bool) -> None:

@@ -105,8 +105,8 @@ def _features(settings: EngineSettings) -> ModelFeatures:
     return features
 
 
-def plan_memory(opened: OpenedModel, settings: EngineSettings, *, name: str) -> MemoryPlan:
-    """Plan what a model takes on the default device, from what is free there now."""
+def plan_memory(opened: OpenedModel, settings: EngineSettings, *, name: str, beside: int = 0) -> MemoryPlan:
+    """Plan what a model takes on the default device, from what is free there now, less `beside` bytes of it."""
     available = hardware.available_memory()
     if not on_cpu():
         working_set = mx.device_info().get("max_recommended_working_set_size")
@@ -115,7 +115,7 @@ def plan_memory(opened: OpenedModel, settings: EngineSettings, *, name: str) -> 
         opened.config,
         weight_bytes=opened.weights.memory_bytes,
         itemsize=opened.dtype.size,
-        available_bytes=available,
+        available_bytes=max(0, available - beside),
         kv_budget=settings.kv_budget,
         max_context=settings.max_context,
         kv_bits=settings.kv_bits,

@@ -1,0 +1,73 @@
+"""What converted tensors are called in files: as the source has them, so that other programs know them. No mlx."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tinyllm.checkpoint.tensor_table import StoredTensor
+from tinyllm.config.config import Config
+from tinyllm.config.fused import Piece
+from tinyllm.config.names import Target
+from tinyllm.errors import CheckpointError
+
+__all__ = ["FileTensor", "is_known", "packed_names"]
+
+_EXPERTS = re.compile(r"\.experts\.(?:\d+\.)?")
+
+
+@dataclass(frozen=True)
+class FileTensor:
+    """A module of a file, and the canonical ones that it is: one, or `pieces` of its rows."""
+
+    name: str
+    modules: tuple[str, ...]
+    pieces: tuple[Piece | None, ...]
+
+
+def is_known(name: str, canonical: Iterable[str], config: Config) -> bool:
+    """Whether a tensor of that name in a file would be read as these canonical ones, and no others."""
+    return {target.name for target in config.targets(name)} == set(canonical)
+
+
+def packed_names(modules: Sequence[str], stored: Sequence[StoredTensor], config: Config) -> tuple[FileTensor, ...]:
+    """Name `modules` (canonical), which are one tensor of the source, for when they are packed.
+
+    Packed matrices are (out, in), and those of all experts one: so where the source has them otherwise, names are
+    taken that mlx-lm has for them, and canonical ones at last. Raises CheckpointError where none would be read back.
+    """
+    for files in _candidates(modules, stored):
+        if all(_is_read_back(file, config) for file in files):
+            return files
+    raise CheckpointError(
+        f"there is no name by which {', '.join(modules)} is read packed: leave it dense, by --recipe NAME=false"
+    )
+
+
+def _candidates(modules: Sequence[str], stored: Sequence[StoredTensor]) -> Iterator[tuple[FileTensor, ...]]:
+    source, first = stored[0].parts[0].name, stored[0]
+    module = source.removesuffix(".weight")
+    whole = FileTensor(module, tuple(modules), tuple(each.piece for each in stored))
+    if module != source and not first.stacked:
+        if not first.transposed:
+            yield (whole,)
+        yield (FileTensor(f"model.{module.removeprefix('transformer.')}", whole.modules, whole.pieces),)
+    experts = _EXPERTS.search(source)
+    if experts is not None:
+        before = source[: experts.start()]
+        yield tuple(_single(f"{before}.switch_mlp.{each.rpartition('.')[2]}", each) for each in modules)
+    yield tuple(_single(each, each) for each in modules)
+
+
+def _single(name: str, module: str) -> FileTensor:
+    return FileTensor(name, (module,), (None,))
+
+
+def _is_read_back(file: FileTensor, config: Config) -> bool:
+    """Whether the parts of a packed matrix would be read as they are meant."""
+    for leaf in ("weight", "scales", "biases"):
+        meant = {Target(f"{module}.{leaf}", piece) for module, piece in zip(file.modules, file.pieces, strict=True)}
+        if set(config.targets(f"{file.name}.{leaf}")) != meant:
+            return False
+    return True

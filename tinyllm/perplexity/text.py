@@ -1,0 +1,34 @@
+"""The text that models are measured on, and its tokens. No mlx."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tinyllm.errors import UsageError
+from tinyllm.text.tokenizer import Tokenizer
+
+__all__ = ["DEFAULT_TEXT", "common_tokens", "read_text"]
+
+DEFAULT_TEXT = Path(__file__).parents[1] / "data" / "news_from_nowhere.txt"
+
+
+def read_text(path: Path) -> str:
+    """Read a UTF-8 file. Raises UsageError for what is none."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UsageError(f"{path}: is not text in UTF-8") from None
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+
+
+def common_tokens(text: str, folders: list[Path], limit: int | None) -> list[int]:
+    """Return the first `limit` tokens of a text, the beginning-of-text token among them where the tokenizer adds it.
+
+    Raises UsageError where the tokenizers of two models split it otherwise.
+    """
+    first, *others = ([*Tokenizer.from_path(folder).encode(text)] for folder in folders)
+    if any(other != first for other in others):
+        names = " and ".join(folder.name for folder in folders)
+        raise UsageError(f"{names} split the text into other tokens, whose distributions cannot be compared")
+    return first[:limit]
