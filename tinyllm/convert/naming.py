@@ -12,7 +12,7 @@ from tinyllm.config.fused import Piece
 from tinyllm.config.names import Target
 from tinyllm.errors import CheckpointError
 
-__all__ = ["FileTensor", "is_known", "packed_names"]
+__all__ = ["FileTensor", "file_names", "is_known"]
 
 _EXPERTS = re.compile(r"\.experts\.(?:\d+\.)?")
 
@@ -31,14 +31,16 @@ def is_known(name: str, canonical: Iterable[str], config: Config) -> bool:
     return {target.name for target in config.targets(name)} == set(canonical)
 
 
-def packed_names(modules: Sequence[str], stored: Sequence[StoredTensor], config: Config) -> tuple[FileTensor, ...]:
-    """Name `modules` (canonical), which are one tensor of the source, for when they are packed.
+def file_names(
+    modules: Sequence[str], stored: Sequence[StoredTensor], leaves: Sequence[str], config: Config
+) -> tuple[FileTensor, ...]:
+    """Name `modules` (canonical), which are one tensor of the source, for `leaves` in their canonical form.
 
     Packed matrices are (out, in), and those of all experts one: so where the source has them otherwise, names are
     taken that mlx-lm has for them, and canonical ones at last. Raises CheckpointError where none would be read back.
     """
     for files in _candidates(modules, stored):
-        if all(_is_read_back(file, config) for file in files):
+        if all(_is_read_back(file, leaves, config) for file in files):
             return files
     raise CheckpointError(
         f"there is no name by which {', '.join(modules)} is read packed: leave it dense, by --recipe NAME=false"
@@ -47,7 +49,7 @@ def packed_names(modules: Sequence[str], stored: Sequence[StoredTensor], config:
 
 def _candidates(modules: Sequence[str], stored: Sequence[StoredTensor]) -> Iterator[tuple[FileTensor, ...]]:
     source, first = stored[0].parts[0].name, stored[0]
-    module = source.removesuffix(".weight")
+    module = re.sub(r"\.(weight|bias)$", "", source)
     whole = FileTensor(module, tuple(modules), tuple(each.piece for each in stored))
     if module != source and not first.stacked:
         if not first.transposed:
@@ -64,9 +66,9 @@ def _single(name: str, module: str) -> FileTensor:
     return FileTensor(name, (module,), (None,))
 
 
-def _is_read_back(file: FileTensor, config: Config) -> bool:
-    """Whether the parts of a packed matrix would be read as they are meant."""
-    for leaf in ("weight", "scales", "biases"):
+def _is_read_back(file: FileTensor, leaves: Sequence[str], config: Config) -> bool:
+    """Whether the tensors would be read as they are meant."""
+    for leaf in leaves:
         meant = {Target(f"{module}.{leaf}", piece) for module, piece in zip(file.modules, file.pieces, strict=True)}
         if set(config.targets(f"{file.name}.{leaf}")) != meant:
             return False

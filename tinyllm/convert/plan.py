@@ -11,7 +11,7 @@ from tinyllm._mx import mx
 from tinyllm.checkpoint.weights import DTYPES, QuantizedWeight, WeightStore
 from tinyllm.config.quantization import QuantFormat
 from tinyllm.config.tensors import tensor_shapes
-from tinyllm.convert.naming import FileTensor, is_known, packed_names
+from tinyllm.convert.naming import FileTensor, file_names, is_known
 from tinyllm.convert.pieces import as_filed, fused
 from tinyllm.convert.recipe import Choice
 from tinyllm.convert.shards import Planned
@@ -22,6 +22,8 @@ __all__ = ["Conversion", "Step", "as_stored"]
 _FILE_TYPES = {dtype: name for name, dtype in DTYPES.items()}
 _PRECISE = ("e_score_correction_bias", "A_log")  # decided by more digits than half precision has
 _DENSE_BITS = 16
+_PARTS = ("weight", "scales", "biases")
+_EXPERTS = ".mlp.experts."
 
 Named = list[tuple[str, mx.array]]
 
@@ -44,6 +46,7 @@ class Conversion:
         self._store = store
         self._shapes = tensor_shapes(store.config)
         self.dense = choice.dense
+        self._stacks = any(form is not None and _EXPERTS in module for module, form in choice.forms.items())
         self.forms: dict[str, QuantFormat] = {}
         self.steps: list[Step] = []
         for names in self._groups():
@@ -83,10 +86,19 @@ class Conversion:
         yield from groups.values()
 
     def _dense(self, names: Sequence[str]) -> Step:
+        """Keep tensors as the source has them; those of experts are stacked where others are packed, for mlx-lm."""
         stored = [self._store.stored(name) for name in names]
         known = all(is_known(part.name, names, self._store.config) for part in stored[0].parts)
+        leaf = names[0].rpartition(".")[2]
+        files: tuple[FileTensor, ...] = ()
+        if self._stacks and _EXPERTS in names[0]:
+            files = file_names([name.removesuffix(f".{leaf}") for name in names], stored, [leaf], self._store.config)
 
         def filed(arrays: Sequence[mx.array]) -> Named:
+            if len(files) == 1:
+                return [(f"{files[0].name}.{leaf}", fused(arrays, files[0].pieces, stored[0].axis))]
+            if files:
+                return [(f"{file.name}.{leaf}", array) for file, array in zip(files, arrays, strict=True)]
             return as_filed(arrays, stored) if known else list(zip(names, arrays, strict=True))
 
         # Arrays that are never computed have shapes and types all the same.
@@ -96,7 +108,8 @@ class Conversion:
 
     def _packed(self, modules: Sequence[str], form: QuantFormat) -> Step:
         store = self._store
-        files = packed_names(modules, [store.stored(f"{module}.weight") for module in modules], store.config)
+        stored = [store.stored(f"{module}.weight") for module in modules]
+        files = file_names(modules, stored, _PARTS, store.config)
         self.forms |= {file.name: form for file in files}
         tensors = [tensor for file in files for tensor in self._planned(file, form)]
         return Step(tuple(tensors), lambda: [named for file in files for named in self._make_packed(file, form)])
@@ -117,7 +130,7 @@ class Conversion:
     def _make_packed(self, file: FileTensor, form: QuantFormat) -> Iterator[tuple[str, mx.array]]:
         made = [self._pack(module, form) for module in file.modules]
         kind = self._packed_dtype(file.modules, form)
-        for i, leaf in enumerate(("weight", "scales", "biases")):
+        for i, leaf in enumerate(_PARTS):
             arrays = [part for parts in made if (part := parts[i]) is not None]
             if arrays:
                 array = fused(arrays, file.pieces)
