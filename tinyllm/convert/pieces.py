@@ -17,7 +17,7 @@ def as_filed(arrays: Sequence[mx.array], stored: Sequence[StoredTensor]) -> list
     array = fused(arrays, [each.piece for each in stored], first.axis)
     if first.transposed:
         array = array.swapaxes(-1, -2)
-    if first.flat:
+    if first.flat or first.depthwise:
         array = array.reshape(first.parts[0].shape)
     if not first.stacked:
         return [(first.parts[0].name, array)]

@@ -23,7 +23,7 @@ _FILE_TYPES = {dtype: name for name, dtype in DTYPES.items()}
 _PRECISE = ("e_score_correction_bias", "A_log")  # decided by more digits than half precision has
 _DENSE_BITS = 16
 _PARTS = ("weight", "scales", "biases")
-_EXPERTS = ".mlp.experts."
+_EXPERTS = ".experts."
 
 Named = list[tuple[str, mx.array]]
 

@@ -17,7 +17,7 @@ __all__ = ["MIXED", "Choice", "Recipe", "choose", "read_format", "read_recipe"]
 MIXED = "mixed"
 _FEWEST_ROWS = 8
 _NEVER = re.compile(
-    r"\.mlp\.gate$|\.shared_expert_gate$|\.linear_attn\.in_proj_[ab]$|\.conv1d$|\.conv\.conv$|embed_positions$|norm$"
+    r"\.(?:mlp|moe)\.gate$|\.shared_expert_gate$|\.linear_attn\.in_proj_[ab]$|\.conv1d$|\.conv\.conv$|embed_positions$|norm$"
 )
 _DENSE = ("false", "16")
 _HEAD, _EMBEDDING = LM_HEAD.removesuffix(".weight"), EMBEDDING.removesuffix(".weight")

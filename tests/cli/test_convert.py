@@ -1,0 +1,123 @@
+"""`tinyllm convert` through real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tiny
+from process import tinyllm
+from terminal import tinyllm_on_a_terminal
+
+SIZES = {"hidden_size": 128, "intermediate_size": 192, "tie_word_embeddings": True}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("convert") / "llama"
+    return tiny.write_checkpoint(folder, config_overrides=SIZES, dtype="BF16", chat_template=tiny.CHAT_TEMPLATE)
+
+
+def run(*arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[bytes]:
+    done = tinyllm("convert", *arguments)
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def quantization(folder: Path) -> dict[str, object]:
+    found: dict[str, object] = json.loads((folder / "config.json").read_text())["quantization"]
+    return found
+
+
+def test_a_model_is_packed_and_answers(source: Path, tmp_path: Path) -> None:
+    done = run(source, tmp_path / "q4", "--quantize", "4")
+    assert done.stdout.decode() == f"{tmp_path / 'q4'}\n"
+    assert "bits a number, 15 matrices packed" in done.stderr.decode()
+    assert quantization(tmp_path / "q4") == {"group_size": 64, "bits": 4, "mode": "affine"}
+    assert tinyllm("generate", "-m", tmp_path / "q4", "-n", "3", "the one").returncode == 0
+
+
+def test_what_stays_dense_is_said(source: Path, tmp_path: Path) -> None:
+    done = run(source, tmp_path / "q", "--quantize", "8", "--group-size", "128")
+    assert (
+        "tinyllm: stays dense: model.layers.{0-1}.mlp.down_proj (groups of 128 do not divide its 192 columns)\n"
+        in done.stderr.decode()
+    )
+
+
+def test_modes_and_recipes_are_written(source: Path, tmp_path: Path) -> None:
+    run(source, tmp_path / "1", "--mode", "mxfp4")
+    assert quantization(tmp_path / "1") == {"group_size": 32, "bits": 4, "mode": "mxfp4"}
+    run(source, tmp_path / "2", "--recipe", "lm_head=8,layers.*.mlp.down=false,*=4")
+    assert quantization(tmp_path / "2")["model.embed_tokens"] == {"group_size": 64, "bits": 8, "mode": "affine"}
+    run(source, tmp_path / "3", "--recipe", "mixed", "--quantize", "3")
+    found = quantization(tmp_path / "3")
+    assert (found["bits"], found["model.layers.0.mlp.down_proj"]) == (
+        3,
+        {"group_size": 64, "bits": 5, "mode": "affine"},
+    )
+
+
+def test_packed_models_are_unpacked(source: Path, tmp_path: Path) -> None:
+    run(source, tmp_path / "q", "--quantize", "4")
+    run(tmp_path / "q", tmp_path / "d", "--dequantize", "--dtype", "float32")
+    values = json.loads((tmp_path / "d" / "config.json").read_text())
+    assert not {"quantization", "quantization_config"} & values.keys()
+    assert values["torch_dtype"] == "float32"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--quantize", "7"], "--quantize: affine has 2, 3, 4, 5, 6, 8, and not 7"),
+        (["--quantize", "4", "--group-size", "48"], "--group-size: affine has 32, 64, 128, and not 48"),
+        (["--group-size", "32"], "--group-size needs --quantize, --mode or --recipe"),
+        (["--mode", "q4_k"], "--mode must be one of affine, mxfp4, mxfp8, nvfp4, not 'q4_k'"),
+        (["--dequantize", "--quantize", "4"], "--dequantize unpacks"),
+        (["--recipe", "lm_heads=8"], "--recipe: no matrix of this model is called lm_heads"),
+        (["--dtype", "int8"], "--dtype must be one of"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line(arguments: list[str], told: str, source: Path, tmp_path: Path) -> None:
+    stderr = run(source, tmp_path / "q", *arguments, code=2).stderr.decode()
+    assert told in stderr and stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_overwritten(source: Path, tmp_path: Path) -> None:
+    assert "never overwritten" in run(source, tmp_path, code=2).stderr.decode()
+    assert "there is no folder" in run(source, tmp_path / "a" / "b", code=2).stderr.decode()
+
+
+def test_a_source_that_is_not_there_is_told(tmp_path: Path) -> None:
+    done = run(tmp_path / "nowhere", tmp_path / "q", "--quantize", "4", "--offline", code=1)
+    assert b"there is no such folder" in done.stderr and done.stderr.count(b"\n") == 1
+
+
+def test_a_terminal_sees_a_bar_that_goes(source: Path, tmp_path: Path) -> None:
+    shown = tinyllm_on_a_terminal("convert", source, tmp_path / "q", "--quantize", "4")
+    assert "matrices packed" in shown
+
+
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGKILL])
+def test_one_that_is_stopped_is_redone(kind: signal.Signals, tmp_path: Path) -> None:
+    """Ctrl-C leaves nothing; what a kill leaves is not the folder, and goes with the next one."""
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12}
+    source, target = tiny.write_checkpoint(tmp_path / "0", config_overrides=sizes), tmp_path / "1"
+    command = [sys.executable, "-m", "tinyllm", "convert", str(source), str(target), "--quantize", "4"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=dict(os.environ))
+    weights = tmp_path / ".1.converting" / "model.safetensors"
+    while not weights.exists() and process.poll() is None:
+        time.sleep(0.001)
+    process.send_signal(kind)
+    process.communicate(timeout=60)
+    assert process.returncode == (130 if kind == signal.SIGINT else -kind)
+    assert not target.exists() and weights.parent.exists() == (kind == signal.SIGKILL)
+    run(source, target, "--quantize", "4")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
