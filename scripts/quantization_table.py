@@ -4,14 +4,15 @@
     python scripts/quantization_table.py [-m MODEL] [--tokens 2000] [--context 512] [--rounds 3] [--answer 16]
 
 What is lost is measured on the text of the package, by `tinyllm perplexity --against` the model that was converted.
-The speed of decoding is that of `tinyllm bench`, in turns: all models once, then again, so that what changes over time
-befalls all alike.
+The speed of decoding is that of `tinyllm bench`, in turns: all models once, then again, so that what changes over
+time befalls all alike.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -65,12 +66,7 @@ def weights_of(folder: Path) -> tuple[int, float]:
     """Return the bytes of a folder's weights, and how many bits they have for each number of the model."""
     nbytes = sum(path.stat().st_size for path in find_weight_files(folder).files)
     store = WeightStore.from_path(folder)
-    numbers = 0
-    for shape in tensor_shapes(store.config).values():
-        count = 1
-        for size in shape:
-            count *= size
-        numbers += count
+    numbers = sum(map(math.prod, tensor_shapes(store.config).values()))
     return nbytes, 8 * store.nbytes / numbers
 
 
@@ -102,17 +98,14 @@ def measure(source: Path, work: Path, options: argparse.Namespace) -> list[Measu
     found = []
     for title, folder in folders.items():
         print(f"{title} ...", file=sys.stderr, flush=True)
-        found.append(
-            Measured(
-                title, *weights_of(folder), loss_of(folder, source, options.tokens, options.context), speeds[title]
-            )
-        )
+        loss = {} if folder == source else loss_of(folder, source, options.tokens, options.context)
+        found.append(Measured(title, *weights_of(folder), loss, speeds[title]))
     return found
 
 
 def page(source: Path, found: Sequence[Measured], options: argparse.Namespace) -> str:
     """Return the page."""
-    first = found[0].loss
+    first = found[1].loss
     header = [
         "form",
         "size",
@@ -128,17 +121,17 @@ def page(source: Path, found: Sequence[Measured], options: argparse.Namespace) -
 
 This page is made by `scripts/quantization_table.py`: run it, do not change it.
 
-{model_name(source)}, converted by `tinyllm convert` with groups of 64, on the {first["scored"]:,} scored of the first
-{first["tokens"]:,} tokens of the package's text ([News from Nowhere](../tinyllm/data/README.md), 1890), read by windows of
-{first["context"]:,}; against the model that was converted. ± is one standard error. The difference is that of perplexities
-by pairs of tokens. The KL divergence is the mean by token of sum q log(q / p), in nats, q by the model that was
-converted; \"same best\" is the share of tokens for which both hold the same one to be the likeliest.
+{model_name(source)}, converted by `tinyllm convert` with groups of 64 and compared with what it was, on the first
+{first["tokens"]:,} tokens of the package's text ([News from Nowhere](../tinyllm/data/README.md), 1890), of which
+{first["scored"]:,} are scored, by windows of {first["context"]:,}. ± is one standard error. The difference is that of
+perplexities by pairs of tokens. The KL divergence is the mean by token of sum q log(q / p), in nats, q by the model
+that was converted; "same best" is the share of tokens for which both hold the same one to be the likeliest.
 
-{md_table(header, [row(each) for each in found])}
+{md_table(header, [source_row(found[0], first), *(row(each) for each in found[1:])])}
 
-Speed: {machine.cpu}, {machine.device}, {options.answer} tokens after an empty context, the median of {options.rounds}
-rounds in turns, other programs running beside it. On a CPU packed matrices are unpacked where memory allows, so that all
-forms decode alike there; on a GPU fewer bytes are read for each token.
+Speed: {machine.chip}, {machine.cores} cores, {machine.backend}, BLAS: {machine.blas}; answers of {options.answer}
+tokens, the median of {options.rounds} rounds in turns. On a CPU packed matrices are unpacked where memory allows, so
+that all forms decode alike there; on a GPU fewer bytes are read for each token.
 
 ## How to read it
 
@@ -152,18 +145,23 @@ forms decode alike there; on a GPU fewer bytes are read for each token.
 """
 
 
+def source_row(found: Measured, other: Mapping[str, Any]) -> list[str]:
+    """Return the cells of the model that was converted, whose perplexity came with another one's."""
+    sizes = [found.title, disk_size(found.nbytes), f"{found.bits:.2f}", plain(other["against"]["perplexity"], 2)]
+    return [*sizes, "-", "-", "-", f"{statistics.median(found.decode):.1f}"]
+
+
 def row(found: Measured) -> list[str]:
     """Return the cells of one form."""
-    loss, against = found.loss, found.loss["against"]
-    source = found.title == "as it is"
+    against = found.loss["against"]
     return [
         found.title,
         disk_size(found.nbytes),
         f"{found.bits:.2f}",
-        plain(loss["perplexity"], 2),
-        "-" if source else plain(against["difference"], 2, sign="+"),
-        "-" if source else plain(against["divergence"]["mean"], 4),
-        "-" if source else f"{plain(against['agreement'], 1, scale=100)} %",
+        plain(found.loss["perplexity"], 2),
+        plain(against["difference"], 2, sign="+"),
+        plain(against["divergence"]["mean"], 4),
+        f"{plain(against['agreement'], 1, scale=100)} %",
         f"{statistics.median(found.decode):.1f}",
     ]
 
