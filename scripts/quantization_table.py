@@ -135,7 +135,7 @@ that all forms decode alike there; on a GPU fewer bytes are read for each token.
 
 ## How to read it
 
-- A model this small has little to spare. Larger ones lose far less at the same bits.
+- Compare rows of one size: whether `mixed` is worth its bits is a question of the model.
 - Its weights were published in 4 bits (Q4_1, groups of 32) and unpacked: what is lost here is lost beside that.
 - `--recipe mixed` spends bits where the loss is (down projections and values, the first and last layers, the head):
   compare its size and its KL divergence with those of the rows around it.
