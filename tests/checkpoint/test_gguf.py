@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import gguf
-import numpy as np
 import pytest
-import tiny
-from gguf_files import permuted, write_gguf
+from gguf_files import DENSE, write_pair
 
 from tinyllm._mx import mx
 from tinyllm.checkpoint.contents import read_config
@@ -35,72 +32,6 @@ REPACKED = (
     Type.IQ1_M,
     Type.MXFP4,
 )
-DENSE = (Type.F32, Type.F16, Type.BF16)
-# Where the float16 scales of a block are, which random bytes would make anything.
-SCALES_AT = {
-    Type.Q4_0: (0,), Type.Q4_1: (0, 2), Type.Q5_0: (0,), Type.Q5_1: (0, 2), Type.Q8_0: (0,), Type.Q4_K: (0, 2),
-    Type.Q5_K: (0, 2), Type.Q2_K: (80, 82), Type.Q3_K: (108,), Type.Q6_K: (208,), Type.IQ4_NL: (0,),
-    Type.IQ4_XS: (0,),
-    Type.IQ3_S: (0,), Type.IQ2_XXS: (0,), Type.IQ1_M: (), Type.MXFP4: (),
-}  # fmt: skip
-HEADS, KV_HEADS = 8, 4
-CONFIG = tiny.config(
-    hidden_size=256, intermediate_size=256, num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, vocab_size=300
-)
-NAMES = {
-    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
-    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-}  # fmt: skip
-METADATA: dict[str, Any] = {
-    "llama.embedding_length": 256, "llama.feed_forward_length": 256, "llama.block_count": 2,
-    "llama.attention.head_count": HEADS, "llama.attention.head_count_kv": KV_HEADS, "llama.context_length": 256,
-    "llama.attention.layer_norm_rms_epsilon": 1e-5, "llama.rope.freq_base": 10000.0, "llama.rope.dimension_count": 32,
-}  # fmt: skip
-
-
-def random_blocks(kind: Type, rows: int, columns: int, seed: int) -> np.ndarray:
-    """Return bytes (rows, bytes of a row) of any elements, with scales that make numbers of a weight's size."""
-    random = np.random.default_rng(seed)
-    block, nbytes = gguf.GGML_QUANT_SIZES[kind]
-    data = random.integers(0, 256, (rows * columns // block, nbytes), np.uint8)
-    for at in SCALES_AT[kind]:
-        size = {Type.Q6_K: 1 << 15, Type.Q3_K: 1 << 13}.get(kind, 1 << 11 if block == 256 else 100)
-        scales = random.uniform(0.5, 1, len(data)) / size * (-1) ** (at > 0)
-        data[:, at : at + 2] = scales.astype(np.float16)[:, None].view(np.uint8)
-    if kind == Type.IQ1_M:  # its scale is dealt out to the upper halves of four numbers
-        data[:, 49:56:2] = (data[:, 49:56:2] & 15) | np.array([0x00, 0x00, 0x00, 0x20], np.uint8)
-    if kind == Type.MXFP4:
-        data[:, 0] = random.integers(120, 124, len(data))
-    return data.reshape(rows, -1)
-
-
-def write_pair(folder: Path, kind: Type, seed: int = 0) -> tuple[Path, Path]:
-    """Write a model's matrices as blocks in a GGUF file, and the numbers that these stand for in safetensors."""
-    stored: dict[str, Any] = {}
-    dense: dict[str, np.ndarray] = {}
-    for number, (name, array) in enumerate(tiny.random_tensors(CONFIG, seed).items()):
-        module = name.removesuffix(".weight")
-        layer, part = module.split(".", 3)[2:] if ".layers." in module else ("", module)
-        target = f"blk.{layer}.{NAMES[part]}.weight" if layer else f"{NAMES[part]}.weight"
-        if array.ndim == 1:
-            stored[target], dense[name] = (array, Type.F32), array
-            continue
-        if kind in DENSE:
-            rows = gguf.quants.quantize(array, kind)
-        else:
-            rows = random_blocks(kind, *array.shape, seed + number)
-        values = gguf.quants.dequantize(rows, kind)
-        heads = {"attn_q": HEADS, "attn_k": KV_HEADS}.get(NAMES[part])
-        if heads:
-            order = np.argsort(permuted(np.arange(len(values)), heads))
-            values = values[order]
-        stored[target], dense[name] = (rows, kind), values
-    return (
-        write_gguf(folder / "model.gguf", "llama", METADATA, stored),
-        tiny.write_checkpoint(folder / "dense", config_overrides=CONFIG, tensors=dense),
-    )
 
 
 def logits(path: Path, *, expand: bool) -> mx.array:

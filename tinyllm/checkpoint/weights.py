@@ -31,6 +31,7 @@ DTYPES = {
     "I8": mx.int8, "I32": mx.int32, "I64": mx.int64, "F8_E4M3": mx.uint8,
 }  # fmt: skip
 _FLOATS = (mx.float16, mx.bfloat16, mx.float32)
+_HALVES = {"float16": mx.float16, "bfloat16": mx.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -148,13 +149,16 @@ class WeightStore:
     def stored_dtype(self) -> mx.Dtype:
         """The floating-point type of the embedding, or of its scales where it is packed.
 
-        Scales of a GGUF file that are float32 are products of halves, and no word of what to compute in.
+        Scales of a GGUF file that are float32 are products of halves, and no word of what to compute in; in a folder
+        that was made of one config.json has it.
         """
         scales = EMBEDDING.replace(".weight", ".scales")
         info = self._info(scales if self.has(scales) else EMBEDDING)
         stored = DTYPES[info.dtype]
-        from_blocks = isinstance(info.parts[0], GgufPart) and info.parts[0].part == "scales"
-        return mx.bfloat16 if stored not in _FLOATS or (from_blocks and stored == mx.float32) else stored
+        if self.has(scales) and stored == mx.float32:
+            from_blocks = isinstance(info.parts[0], GgufPart)
+            return mx.bfloat16 if from_blocks else _HALVES.get(self.config.dtype or "", stored)
+        return stored if stored in _FLOATS else mx.bfloat16
 
     @property
     def is_quantized(self) -> bool:

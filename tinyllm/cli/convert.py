@@ -20,7 +20,7 @@ _NAMES = 3  # of modules that share a reason to stay dense
 
 
 def convert(
-    source: Annotated[str, typer.Argument(metavar="SRC", help="A folder, or a repository of the hub.")],
+    source: Annotated[str, typer.Argument(metavar="SRC", help="A folder, a GGUF file, or a repository of the hub.")],
     target: Annotated[Path, typer.Argument(metavar="DST", help="A folder that is not there yet.")],
     quantize: Annotated[
         int | None, typer.Option(metavar="BITS", help="Pack matrices: 2, 3, 4, 5, 6 or 8 bits a number.")
@@ -48,7 +48,8 @@ def convert(
 ) -> None:
     """Write a model in other forms, a tensor at a time; prints the folder.
 
-    Without --quantize, --mode, --recipe or --dequantize it is a copy, in one type with --dtype.
+    Without --quantize, --mode, --recipe or --dequantize it is a copy, in one type with --dtype. A GGUF file
+    (FILE.gguf, or OWNER/NAME:Q4_K_M) becomes a folder as Hugging Face has them, its blocks MLX's packed matrices.
     """
 
     def command() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import shutil
@@ -17,10 +16,12 @@ import numpy as np
 
 from tinyllm._mx import dtype_name, mx
 from tinyllm.checkpoint.files import checked_file
+from tinyllm.checkpoint.gguf_config import config_values
+from tinyllm.checkpoint.gguf_header import is_gguf, read_gguf_header
 from tinyllm.checkpoint.weights import WeightStore
-from tinyllm.config.config import Config
 from tinyllm.config.reader import read_json_object
 from tinyllm.convert.plan import Conversion, as_stored
+from tinyllm.convert.published import published, write_beside, write_json
 from tinyllm.convert.recipe import Choice, Recipe, choose
 from tinyllm.convert.shards import SHARD_BYTES, ShardWriter
 from tinyllm.errors import DoesNotFitError, UsageError
@@ -59,7 +60,7 @@ def convert(
     shard_bytes: int = SHARD_BYTES,
     progress: Progress = lambda done, total: None,
 ) -> Converted:
-    """Write the checkpoint in `source` as `target`, a folder that is not there yet.
+    """Write the checkpoint in `source`, a folder or a GGUF file, as `target`, a folder that is not there yet.
 
     Matrices are packed as `recipe` says, unpacked with `dequantize`, else left as they are; floating-point numbers
     become `dtype` before they are packed. Tensors are read, packed and written one after another. `progress` gets the
@@ -69,16 +70,18 @@ def convert(
     """
     if target.exists() or target.is_symlink():
         raise UsageError(f"{target}: is there already, and is never overwritten: name a new folder")
-    config = Config.from_json_file(source)
-    store = WeightStore.from_path(source, config).cast(dtype)
-    conversion = Conversion(store, _choose(store, recipe, dequantize))
-    extra = [path for path in sorted(_relative_files(source)) if _COPIED.fullmatch(path)]
+    store = WeightStore.from_path(source).cast(dtype)
+    conversion = Conversion(
+        store, _choose(store, recipe, dequantize), published(store.config) if is_gguf(source) else None
+    )
     with _folder_to_be(target, conversion.nbytes) as folder:
-        for name in extra:
-            (folder / name).parent.mkdir(exist_ok=True)
-            shutil.copyfile(checked_file(source, name), folder / name)
-        values = _config(read_json_object(source / "config.json"), conversion.quantization(), dtype)
-        (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        if is_gguf(source):
+            write_beside(source, folder, store.config.max_position_embeddings)
+            said = config_values(read_gguf_header(source)) | {"torch_dtype": dtype_name(store.stored_dtype)}
+        else:
+            _copy_beside(source, folder)
+            said = read_json_object(source / "config.json")
+        write_json(folder / "config.json", _config(said, conversion.quantization(), dtype))
         _write(conversion, folder, shard_bytes, progress)
     return Converted(conversion.nbytes, conversion.bits_per_weight, len(conversion.forms), dict(conversion.dense))
 
@@ -106,6 +109,13 @@ def _write(conversion: Conversion, folder: Path, shard_bytes: int, progress: Pro
 def _bytes(array: mx.array) -> memoryview:
     """Return an array's data, which is not copied."""
     return np.array(mx.contiguous(array).reshape(-1).view(mx.uint8), copy=False).data
+
+
+def _copy_beside(source: Path, folder: Path) -> None:
+    for name in sorted(_relative_files(source)):
+        if _COPIED.fullmatch(name):
+            (folder / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(checked_file(source, name), folder / name)
 
 
 def _relative_files(folder: Path) -> Iterator[str]:

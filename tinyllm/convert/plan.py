@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tinyllm._mx import mx
+from tinyllm.checkpoint.tensor_table import StoredTensor
 from tinyllm.checkpoint.weights import DTYPES, QuantizedWeight, WeightStore
 from tinyllm.config.quantization import QuantFormat
 from tinyllm.config.tensors import tensor_shapes
@@ -42,8 +43,14 @@ class Conversion:
     Modules that the source has as one tensor get one form, of the most bits that was chosen for any of them.
     """
 
-    def __init__(self, store: WeightStore, choice: Choice) -> None:
+    def __init__(self, store: WeightStore, choice: Choice, filed: Mapping[str, StoredTensor] | None = None) -> None:
+        """`filed` says how tensors are to stand in files, where that is not as the source has them.
+
+        Its matrices, which are a GGUF file's, are unpacked from blocks, some of which MLX has no equal of.
+        """
         self._store = store
+        self._unpacked = store if filed is None else store.cast(store.dtype, expand=True)
+        self._filed = {name: store.stored(name) for name in tensor_shapes(store.config)} if filed is None else filed
         self._shapes = tensor_shapes(store.config)
         self.dense = choice.dense
         self._stacks = any(form is not None and _EXPERTS in module for module, form in choice.forms.items())
@@ -82,12 +89,12 @@ class Conversion:
         """Give canonical names, those together that are pieces of one tensor of the source."""
         groups: dict[object, list[str]] = {}
         for name in self._shapes:
-            groups.setdefault(self._store.stored(name).parts, []).append(name)
+            groups.setdefault(self._filed[name].parts, []).append(name)
         yield from groups.values()
 
     def _dense(self, names: Sequence[str]) -> Step:
         """Keep tensors as the source has them; those of experts are stacked where others are packed, for mlx-lm."""
-        stored = [self._store.stored(name) for name in names]
+        stored = [self._filed[name] for name in names]
         known = all(is_known(part.name, names, self._store.config) for part in stored[0].parts)
         leaf = names[0].rpartition(".")[2]
         files: tuple[FileTensor, ...] = ()
@@ -107,9 +114,8 @@ class Conversion:
         return Step(tensors, lambda: filed([self._read(name) for name in names]))
 
     def _packed(self, modules: Sequence[str], form: QuantFormat) -> Step:
-        store = self._store
-        stored = [store.stored(f"{module}.weight") for module in modules]
-        files = file_names(modules, stored, _PARTS, store.config)
+        stored = [self._filed[f"{module}.weight"] for module in modules]
+        files = file_names(modules, stored, _PARTS, self._store.config)
         self.forms |= {file.name: form for file in files}
         tensors = [tensor for file in files for tensor in self._planned(file, form)]
         return Step(tuple(tensors), lambda: [named for file in files for named in self._make_packed(file, form)])
@@ -138,7 +144,7 @@ class Conversion:
 
     def _pack(self, module: str, form: QuantFormat) -> Packed:
         if self._store.form(module) != form:
-            return pack(self._store.dense(module), form)
+            return pack(self._unpacked.dense(module), form)
         weight = self._store.linear(module)
         assert isinstance(weight, QuantizedWeight)
         return weight.packed, weight.scales, weight.biases
@@ -163,7 +169,7 @@ class Conversion:
     def _read(self, name: str) -> mx.array:
         module = name.removesuffix(".weight")
         if self._store.form(module) is not None:
-            return self._store.dense(module)
+            return self._unpacked.dense(module).astype(self._dtype(name))
         return self._store.tensor(name, as_stored=name.endswith(_PRECISE))
 
 
