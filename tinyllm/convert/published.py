@@ -120,4 +120,4 @@ def write_beside(file: Path, folder: Path, context: int) -> None:
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Write a JSON object, indented."""
-    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
