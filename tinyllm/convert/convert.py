@@ -16,12 +16,11 @@ import numpy as np
 
 from tinyllm._mx import dtype_name, mx
 from tinyllm.checkpoint.files import checked_file
-from tinyllm.checkpoint.gguf_config import config_values
-from tinyllm.checkpoint.gguf_header import is_gguf, read_gguf_header
+from tinyllm.checkpoint.gguf_header import is_gguf
 from tinyllm.checkpoint.weights import WeightStore
 from tinyllm.config.reader import read_json_object
 from tinyllm.convert.plan import Conversion, as_stored
-from tinyllm.convert.published import published, write_beside, write_json
+from tinyllm.convert.published import published, published_config, write_beside, write_json
 from tinyllm.convert.recipe import Choice, Recipe, choose
 from tinyllm.convert.shards import SHARD_BYTES, ShardWriter
 from tinyllm.errors import DoesNotFitError, UsageError
@@ -77,7 +76,7 @@ def convert(
     with _folder_to_be(target, conversion.nbytes) as folder:
         if is_gguf(source):
             write_beside(source, folder, store.config.max_position_embeddings)
-            said = config_values(read_gguf_header(source)) | {"torch_dtype": dtype_name(store.stored_dtype)}
+            said = published_config(source) | {"torch_dtype": dtype_name(store.stored_dtype)}
         else:
             _copy_beside(source, folder)
             said = read_json_object(source / "config.json")

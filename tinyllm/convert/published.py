@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tinyllm.checkpoint.gguf_config import special_ids
+from tinyllm.checkpoint.gguf_config import config_values, special_ids
 from tinyllm.checkpoint.gguf_header import read_gguf_header
 from tinyllm.checkpoint.gguf_tokenizer import read_tokenizer
 from tinyllm.checkpoint.safetensors_header import TensorInfo
@@ -17,7 +17,7 @@ from tinyllm.checkpoint.tensor_table import StoredTensor, tensor_table
 from tinyllm.config.config import Config
 from tinyllm.config.tensors import tensor_shapes
 
-__all__ = ["published", "write_beside", "write_json"]
+__all__ = ["published", "published_config", "write_beside", "write_json"]
 
 _Rules = tuple[tuple[str, str], ...]
 _EXPERTS: _Rules = ((r"\.mlp\.experts\.", ".mlp.experts.{}."),)
@@ -93,6 +93,21 @@ def _filed_shape(filed: str, name: str, shape: tuple[int, ...], config: Config) 
         axis = len(shape) - (1 if name.endswith("bias") else 2)
         shape = (*shape[:axis], target.piece.whole, *shape[axis + 1 :])
     return (*shape[:-2], shape[-1], shape[-2]) if target.transposed and len(shape) > 1 else shape
+
+
+def published_config(file: Path) -> dict[str, Any]:
+    """Return the config.json of a GGUF file's model.
+
+    Rotation is said at the top level, where all versions of transformers, and mlx-lm, look for it.
+    """
+    values = config_values(read_gguf_header(file))
+    rope = values.get("rope_parameters", {})
+    if "rope_theta" not in rope:
+        return values  # none, or one of each kind of layers
+    apart = {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
+    scaling = {name: value for name, value in rope.items() if name not in apart}
+    others = {name: value for name, value in values.items() if name != "rope_parameters"}
+    return {**others, **apart, "rope_scaling": None if scaling["rope_type"] == "default" else scaling}
 
 
 def write_beside(file: Path, folder: Path, context: int) -> None:
