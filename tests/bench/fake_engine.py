@@ -40,6 +40,7 @@ class FakeEngine:
         self.requests: list[Request] = []
         config = Config.from_dict(tiny.config())
         self.model = SimpleNamespace(config=config, dtype=SimpleNamespace(size=4))
+        self.pools = SimpleNamespace(kv_bits=None)
         self._ends_early, self._preempts = ends_early, preempts
         self._waiting: deque[Row] = deque()
         self._active: list[Row] = []
