@@ -103,19 +103,24 @@ class Repl:
 
     def footer(self, width: int) -> str:
         """Say in one line, of so many columns, what answers, how full the context is, and how fast it went."""
-        session, conversation = self.session, self.session.conversation
-        state = (id(conversation), len(conversation.messages), conversation.system, session.model)
-        if self._counted[0] != state:
-            self._counted = state, session.tokens()
-        used, context, statistics = self._counted[1], session.llm.context, session.statistics
+        session, used = self.session, self._used()
+        context, statistics = session.llm.context, session.statistics
         parts = [session.title, f"{used:,} of {context:,} tokens, {context - used:,} left"]
         if statistics is not None:
             parts += [f"{statistics.decode_tps:.1f} tokens/s", f"first token {statistics.ttft_s:.2f} s"]
         return fit(parts, width)
 
+    def _used(self) -> int:
+        """Count the tokens of the conversation as it stands, once until it changes: a template takes its time."""
+        session, conversation = self.session, self.session.conversation
+        state = (session.model, session.thinking.wanted, conversation.system, tuple(conversation.messages))
+        if self._counted[0] != state:
+            self._counted = state, session.tokens()
+        return self._counted[1]
+
     def _say_how_it_ended(self, reason: str | None) -> None:
         session = self.session
-        used, context = session.tokens(), session.llm.context
+        used, context = self._used(), session.llm.context
         if reason == "cancelled":
             self.screen.tell("(stopped)")
         elif reason == "length" and session.statistics is not None:

@@ -22,7 +22,7 @@ class Target:
     """What a tensor of a file is: the canonical tensor `name`, or with an `expert` that one's (or that head's) part.
 
     It is `transposed` first, and then a `piece` of the file's is taken; or all axes are made one, where it is `flat`.
-    It is `transposed` first, and then a `piece` of the file's is taken. The kernels of a `depthwise` convolution are
+    The kernels of a `depthwise` convolution are
     (channels, kernel), where files have an axis of 1 more: PyTorch before the last, MLX after it.
     """
 
