@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure tinyllm beside mlx-lm, transformers and llama.cpp on this machine, and write docs/BENCHMARKS.md.
 
-    python scripts/compare_peers.py --venv-dir DIR [-m MODEL] [--blas mkl|openblas] [-r 3]
+    python scripts/compare_peers.py --venv-dir DIR [-m MODEL] [--blas mkl|openblas] [-r 3] [--only PART ...]
 
 Each peer runs in an environment of its own, DIR/NAME, which is made with pip unless it is there; one that cannot be
 made is said so in the page. All run the same random token ids, greedily, with as many threads as the machine has
@@ -29,12 +29,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from peer_page import Own, write_page
+from benchmark_page import PAGE, measured_on, write_parts
+from peer_page import METHOD, pages_part, peers_part, reuse_part, step_part
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKER = Path(__file__).with_name("peer_worker.py")
-PAGE = ROOT / "docs" / "BENCHMARKS.md"
 ON_MAC = sys.platform == "darwin"
+MEASURED = ("peers", "pages", "reuse", "step")
+BLASES = {"mkl": "MKL", "openblas": "OpenBLAS"}
 BATCHES = (1, 4, 8)
 REST_S = 0.5  # thread pools of the last peer may still spin
 MODULES = {"tinyllm": "tinyllm.llm", "mlx-lm": "mlx_lm", "transformers": "transformers", "llama.cpp": "xllamacpp"}
@@ -86,7 +88,7 @@ def peers(context: int, blas: str | None, library: str | None) -> list[Peer]:
     if blas is not None:
         same = {"dtype": "float32"}
         env = "tinyllm-mkl" if blas == "mkl" else "tinyllm"
-        name = {"mkl": "MKL", "openblas": "OpenBLAS"}[blas]
+        name = BLASES[blas]
         tuned = [
             Peer(f"tinyllm, {name}", "tinyllm", same, env=env, batches=BATCHES, tuned=True),
             Peer(f"mlx-lm, {name}", "mlx-lm", {**same, "blas": library or blas}, batches=BATCHES, tuned=True),
@@ -296,28 +298,39 @@ def draw_ids(draw: random.Random, vocab: int, count: int) -> list[int]:
 # ---------------------------------------------------------------- tinyllm against itself
 
 
-def measure_own(python: str, model: Path, repetitions: int) -> Own:
-    """Measure tinyllm against itself, in an environment's processes."""
+@dataclass(frozen=True)
+class Alone:
+    """Measures tinyllm against itself, in processes of an environment."""
 
-    def bench(*options: str) -> str:
+    python: str
+    model: Path
+    repetitions: int
+
+    def pages(self) -> str:
+        """Measure pages against dense buffers."""
+        options = ("-r", str(PAGES_REPETITIONS), "-o", "json")
+        return pages_part([json.loads(self._bench(*tests, "--features", modes, *options)) for tests, modes in PAGES])
+
+    def reuse(self) -> str:
+        """Measure a second turn, and requests that share a prefix."""
+        turns = self._measured("turns", {**TURNS, "repetitions": self.repetitions})
+        return reuse_part(turns, self._measured("crowd", CROWD))
+
+    def step(self) -> str:
+        """Measure the products of a decode step, and count what it dispatches."""
+        products = self._measured("products", {**PRODUCTS, "repetitions": self.repetitions})
+        return step_part(products, self._bench("--ops"))
+
+    def _bench(self, *options: str) -> str:
         say(f"tinyllm bench {' '.join(options)}")
-        return run_or_fail([python, "-m", "tinyllm", "bench", "-m", str(model), *options])
+        return run_or_fail([self.python, "-m", "tinyllm", "bench", "-m", str(self.model), *options])
 
-    def measured(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    def _measured(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         say(f"{name}: {json.dumps(settings)}")
-        found: dict[str, Any] = json.loads(run_or_fail([python, str(WORKER), name, str(model), json.dumps(settings)]))
+        found: dict[str, Any] = json.loads(
+            run_or_fail([self.python, str(WORKER), name, str(self.model), json.dumps(settings)])
+        )
         return found
-
-    return Own(
-        [
-            json.loads(bench(*tests, "--features", modes, "-r", str(PAGES_REPETITIONS), "-o", "json"))
-            for tests, modes in PAGES
-        ],
-        bench("--ops"),
-        measured("turns", {**TURNS, "repetitions": repetitions}),
-        measured("crowd", CROWD),
-        measured("products", {**PRODUCTS, "repetitions": repetitions}),
-    )
 
 
 def measure_commands(runners: Sequence[Runner], arguments: argparse.Namespace) -> dict[str, list[float]]:
@@ -377,6 +390,9 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("-n", "--generate", type=int, default=64, help="tokens to decode")
     parser.add_argument("--start-prompt", type=int, default=40, help="tokens of the prompt of a process that starts")
     parser.add_argument("-r", "--repetitions", type=int, default=3)
+    parser.add_argument(
+        "--only", nargs="+", choices=MEASURED, default=MEASURED, metavar="PART", help=", ".join(MEASURED)
+    )
     parser.add_argument("--output", type=Path, default=PAGE)
     arguments = parser.parse_args()
     arguments.model = find_model(arguments.model)
@@ -384,21 +400,34 @@ def read_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure and write the page."""
+    """Measure the parts that are asked for, and write each as soon as it is there."""
     arguments = read_arguments()
     arguments.venv_dir.mkdir(parents=True, exist_ok=True)
-    load = os.getloadavg()[0]
     own_python, library = sys.executable, None
     if arguments.blas == "mkl":
         own_python = python_of("tinyllm-mkl", "tinyllm", arguments.venv_dir)
         library = str(next((arguments.venv_dir / "tinyllm-mkl" / "lib").glob("libmkl_rt.so.*")))
+    alone = Alone(own_python, arguments.model, arguments.repetitions)
+    ways = {
+        "peers": lambda: compare(arguments, library),
+        "pages": alone.pages,
+        "reuse": alone.reuse,
+        "step": alone.step,
+    }
+    for name in arguments.only:
+        load = os.getloadavg()[0]
+        text = ways[name]()
+        blas = BLASES.get(arguments.blas) if name != "peers" else None
+        method = METHOD.format(start=arguments.start_prompt)
+        write_parts(arguments.output, {name: f"{text}\n\n{measured_on(load, blas)}", "method": method})
+        say(f"{arguments.output}: {name} is written")
+
+
+def compare(arguments: argparse.Namespace, library: str | None) -> str:
+    """Measure all engines that can be run."""
     runners, absent = prepare(arguments, library)
     measure(runners, arguments)
-    commands = measure_commands(runners, arguments)
-    own = measure_own(own_python, arguments.model, arguments.repetitions)
-    page = write_page(runners, absent, commands, own, arguments, load)
-    arguments.output.write_text(page, encoding="utf-8")
-    say(f"{arguments.output} is written")
+    return peers_part(runners, absent, measure_commands(runners, arguments), arguments)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,12 @@
-"""The page that `compare_peers.py` writes: a table for each question, of what it has measured."""
+"""The parts of docs/BENCHMARKS.md that `compare_peers.py` writes: a table for each question."""
 
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from tinyllm.bench.machine import describe_machine
 from tinyllm.bench.report import md_table
 from tinyllm.bench.result import Spread
 
@@ -17,48 +14,24 @@ if TYPE_CHECKING:
     from compare_peers import Runner
 
 
-@dataclass(frozen=True)
-class Own:
-    """What was measured of tinyllm alone: `tinyllm bench -o json` reports, its table of kernels, and the rest."""
-
-    reports: Sequence[Mapping[str, Any]]
-    ops: str
-    turns: Mapping[str, Any]
-    crowd: Mapping[str, Any]
-    products: Mapping[str, Any]
-
-
-def write_page(
+def peers_part(
     runners: Sequence[Runner],
     absent: Mapping[str, str],
     commands: Mapping[str, Sequence[float]],
-    own: Own,
     arguments: argparse.Namespace,
-    load: float,
 ) -> str:
-    """Return the page: a table for each question, and how their figures came about."""
+    """Write how fast other engines are, as installed and with what is the same for all."""
     left_out = [f"- {title} could not be run: {reason}." for title, reason in absent.items()]
-    parts = [
-        "# Benchmarks",
-        "Written by `scripts/compare_peers.py`, which measured every figure here, on one machine in one run:",
-        f"- {describe_machine()}\n- checkpoint {arguments.model.name}; {os.cpu_count()} threads each",
-        f"Figures are medians ± standard deviation of {arguments.repetitions} repetitions, in which the engines took"
-        " turns after a warm-up of each. They speak of this machine and this model alone.",
-        "## Beside other engines, as they are installed",
-        speed_table([runner for runner in runners if not runner.peer.tuned], arguments),
-        cost_table(runners, commands),
-        *tuned_part([runner for runner in runners if runner.peer.tuned], arguments),
-        "## Pages against dense buffers",
-        pages_table(own.reports),
-        "## What is not computed again",
-        turns_table(own.turns) + "\n\n" + crowd_text(own.crowd),
-        "## A decode step",
-        products_text(own.products),
-        own.ops.strip(),
-        "## How it was measured",
-        NOTES.format(load=load, start=arguments.start_prompt),
-    ]
-    return "\n\n".join([*parts, *(["\n".join(left_out)] if left_out else [])]) + "\n"
+    return "\n\n".join(
+        [
+            "## Beside other engines, as they are installed",
+            f"Checkpoint {arguments.model.name}; {arguments.repetitions} repetitions.",
+            speed_table([runner for runner in runners if not runner.peer.tuned], arguments),
+            cost_table(runners, commands),
+            *(["\n".join(left_out)] if left_out else []),
+            *tuned_part([runner for runner in runners if runner.peer.tuned], arguments),
+        ]
+    )
 
 
 def speed_table(runners: Sequence[Runner], arguments: argparse.Namespace) -> str:
@@ -111,8 +84,8 @@ def tuned_part(runners: Sequence[Runner], arguments: argparse.Namespace) -> list
     return ["## With the same BLAS and the same type", table, *(["\n".join(ratios)] if ratios else [])]
 
 
-def pages_table(reports: Sequence[Mapping[str, Any]]) -> str:
-    """Write each test of pages beside dense buffers, with the share of the memory's bandwidth."""
+def pages_part(reports: Sequence[Mapping[str, Any]]) -> str:
+    """Write each `tinyllm bench` of pages beside dense buffers, with the share of the memory's bandwidth."""
     rows = []
     for report in reports:
         results = report["results"]
@@ -127,7 +100,12 @@ def pages_table(reports: Sequence[Mapping[str, Any]]) -> str:
                 ]
             )
     header = ["test", "batch", "pages", "paged, t/s", "dense, t/s", "paged / dense", "paged, of bandwidth"]
-    return md_table(header, rows)
+    return "## Pages against dense buffers\n\n" + md_table(header, rows)
+
+
+def reuse_part(turns: Mapping[str, Any], crowd: Mapping[str, Any]) -> str:
+    """Write what a second turn and many requests with one prefix save."""
+    return f"## What is not computed again\n\n{turns_table(turns)}\n\n{crowd_text(crowd)}"
 
 
 def turns_table(turns: Mapping[str, Any]) -> str:
@@ -149,6 +127,11 @@ def crowd_text(crowd: Mapping[str, Any]) -> str:
     )
 
 
+def step_part(products: Mapping[str, Any], ops: str) -> str:
+    """Write where the time of a decode step goes, and what it dispatches (`tinyllm bench --ops`)."""
+    return f"## A decode step\n\n{products_text(products)}\n\n{ops.strip()}"
+
+
 def products_text(products: Mapping[str, Any]) -> str:
     """Say how much of a decode step its matrix products are, and how near they come to the memory's limit."""
     alone, step = median(products["products_s"]), median(products["steps_s"])
@@ -165,8 +148,10 @@ def products_text(products: Mapping[str, Any]) -> str:
     )
 
 
-NOTES = """\
-- The machine's load average was {load:.1f} when the run began: near 0, nothing else ran.
+METHOD = """\
+## How it was measured
+
+- A load average near 0 at the start of a part: nothing else ran.
 - All engines read the same random token ids and decode greedily; no token ends an answer. Prefill is from handing
   the prompts over to the first token of the last row; decode is the tokens after the first, of all rows together.
 - Start to first token is a new process that imports, loads and reads {start} tokens, files being in the system's

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Convert the embedded model to fewer bits, measure what that costs, and write docs/QUANTIZATION.md.
+"""Convert the embedded model to fewer bits, measure what that costs, and write its part of docs/BENCHMARKS.md.
 
     python scripts/quantization_table.py [-m MODEL] [--tokens 2000] [--context 512] [--rounds 3] [--answer 16]
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -22,7 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tinyllm.bench.machine import describe_machine
+from benchmark_page import PAGE, measured_on, write_parts
+
 from tinyllm.bench.report import md_table
 from tinyllm.checkpoint.files import find_weight_files
 from tinyllm.checkpoint.weights import WeightStore
@@ -30,8 +32,6 @@ from tinyllm.config.tensors import tensor_shapes
 from tinyllm.hub.locate import find_model, model_name
 from tinyllm.hub.sizes import disk_size
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "QUANTIZATION.md"
 FORMS: Mapping[str, Sequence[str]] = {
     "8 bits": ["--quantize", "8"],
     "6 bits": ["--quantize", "6"],
@@ -103,46 +103,28 @@ def measure(source: Path, work: Path, options: argparse.Namespace) -> list[Measu
     return found
 
 
-def page(source: Path, found: Sequence[Measured], options: argparse.Namespace) -> str:
-    """Return the page."""
+def part(source: Path, found: Sequence[Measured], options: argparse.Namespace, load: float) -> str:
+    """Return the part of the page."""
     first = found[1].loss
     header = [
-        "form",
-        "size",
-        "bits a number",
-        "perplexity",
-        "difference",
-        "KL divergence",
-        "same best",
-        "decode tok/s",
+        *("form", "size", "bits a number", "perplexity", "difference"),
+        *("KL divergence", "same best", "decode tok/s"),
     ]
-    machine = describe_machine()
-    return f"""# What quantisation costs
-
-This page is made by `scripts/quantization_table.py`: run it, do not change it.
+    return f"""## What quantisation costs
 
 {model_name(source)}, converted by `tinyllm convert` with groups of 64 and compared with what it was, on the first
 {first["tokens"]:,} tokens of the package's text ([News from Nowhere](../tinyllm/data/README.md), 1890), of which
 {first["scored"]:,} are scored, by windows of {first["context"]:,}. ± is one standard error. The difference is that of
 perplexities by pairs of tokens. The KL divergence is the mean by token of sum q log(q / p), in nats, q by the model
-that was converted; "same best" is the share of tokens for which both hold the same one to be the likeliest.
+that was converted; "same best" is the share of tokens for which both hold the same one to be the likeliest. Decoding:
+answers of {options.answer} tokens, the median of {options.rounds} rounds in turns; on a CPU packed matrices are
+unpacked where memory allows, so that all forms decode alike there, while a GPU reads fewer bytes for each token.
 
 {md_table(header, [source_row(found[0], first), *(row(each) for each in found[1:])])}
 
-Speed: {machine.chip}, {machine.cores} cores, {machine.backend}, BLAS: {machine.blas}; answers of {options.answer}
-tokens, the median of {options.rounds} rounds in turns. On a CPU packed matrices are unpacked where memory allows, so
-that all forms decode alike there; on a GPU fewer bytes are read for each token.
+The weights were published in 4 bits (Q4_1, groups of 32) and unpacked: what is lost here is lost beside that.
 
-## How to read it
-
-- Compare rows of one size: whether `mixed` is worth its bits is a question of the model.
-- Its weights were published in 4 bits (Q4_1, groups of 32) and unpacked: what is lost here is lost beside that.
-- `--recipe mixed` spends bits where the loss is (down projections and values, the first and last layers, the head):
-  compare its size and its KL divergence with those of the rows around it.
-
-    tinyllm convert default smollm2-mixed --recipe mixed
-    tinyllm perplexity smollm2-mixed --against default --limit {options.tokens}
-"""
+{measured_on(load)}"""
 
 
 def source_row(found: Measured, other: Mapping[str, Any]) -> list[str]:
@@ -172,17 +154,19 @@ def plain(estimate: Mapping[str, float], digits: int, *, sign: str = "", scale: 
 
 
 def main() -> int:
-    """Measure, and write the page."""
+    """Measure, and write the part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-m", "--model", default="default")
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--answer", type=int, default=16)
+    parser.add_argument("--output", type=Path, default=PAGE)
     options = parser.parse_args()
-    source = find_model(options.model)
+    source, load = find_model(options.model), os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as work:
-        PAGE.write_text(page(source, measure(source, Path(work), options), options), encoding="utf-8")
+        text = part(source, measure(source, Path(work), options), options, load)
+    write_parts(options.output, {"quantization": text})
     return 0
 
 

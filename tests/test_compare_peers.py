@@ -76,16 +76,28 @@ def test_a_whole_run_with_one_peer_writes_what_it_measured(
     names = ("prefill x 1", "decode x 1", "prefill x 2", "decode x 2")
     assert counts == dict.fromkeys(("start", "import", "peak", *names), 1)
     commands = script.measure_commands(runners, arguments)
-    own = script.measure_own(sys.executable, tiny_checkpoint, 1)
-    absent = {"mlx-lm": "no wheel for this machine"}
-    page = script.write_page(runners, absent, commands, own, arguments, load=1.5)
-    assert "- mlx-lm could not be run: no wheel for this machine." in page and "load average was 1.5" in page
-    assert "prefill 8 tokens, t/s" in page and "decode 4 tokens after them, t/s" in page
-    figure = importlib.import_module("peer_page").figure
-    assert figure(runners[1].values["decode x 2"]) in page and figure(commands["tinyllm"]) in page
-    assert "| tg2 @ d8 |     2 | scattered |" in page
-    assert "4 finished, 4 of them with the ids that they have alone" in page
-    assert "| cache write " in page
+    pages = importlib.import_module("peer_page")
+    peers = pages.peers_part(runners, {"mlx-lm": "no wheel for this machine"}, commands, arguments)
+    assert "- mlx-lm could not be run: no wheel for this machine." in peers
+    assert "prefill 8 tokens, t/s" in peers and "decode 4 tokens after them, t/s" in peers
+    assert pages.figure(runners[1].values["decode x 2"]) in peers and pages.figure(commands["tinyllm"]) in peers
+    alone = script.Alone(sys.executable, tiny_checkpoint, 1)
+    assert "| tg2 @ d8 |     2 | scattered |" in alone.pages()
+    assert "4 finished, 4 of them with the ids that they have alone" in alone.reuse()
+    assert "| cache write " in alone.step()
+
+
+def test_a_part_that_is_measured_again_leaves_the_others(script: ModuleType, tmp_path: Path) -> None:
+    module = importlib.import_module("benchmark_page")
+    page = tmp_path / "page.md"
+    module.write_parts(page, {"step": "a step", "pages": "pages \\1"})
+    assert page.read_text().startswith("# Benchmarks\n")
+    module.write_parts(page, {"step": "another step"})
+    text = page.read_text()
+    assert "a step" not in text and text.index("pages \\1") < text.index("another step")
+    module.write_parts(page, {})
+    assert page.read_text() == text
+    assert "load average 1.5" in module.measured_on(1.5) and "MKL" in module.measured_on(0, "MKL")
 
 
 def test_a_peer_that_dies_says_why(script: ModuleType, tmp_path: Path) -> None:
