@@ -57,6 +57,16 @@ def test_a_model_against_another(folders: tuple[Path, Path]) -> None:
     assert "same best token:" in shown and "(two)" in shown
 
 
+def test_a_packed_kv_cache_against_none(tmp_path: Path) -> None:
+    folder = tiny.write_checkpoint(tmp_path, config_overrides={"head_dim": 32})
+    arguments = [folder, "--limit", "30", "--against", folder]
+    eight, four = (report(*arguments, "--kv-bits", bits) for bits in "84")
+    assert (eight["kv_bits"], four["kv_bits"], report(*arguments)["kv_bits"]) == (8, 4, None)
+    assert 0 < eight["against"]["divergence"]["mean"]["value"] < four["against"]["divergence"]["mean"]["value"]
+    assert "KV cache packed to 4 bits" in show(*arguments, "--kv-bits", "4")
+    assert "--kv-bits" in show(*arguments, "--kv-bits", "5", code=2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

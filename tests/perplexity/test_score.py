@@ -83,6 +83,22 @@ def test_a_model_is_like_itself(folders: tuple[Path, Path]) -> None:
     assert np.array_equal(found.losses, found.other_losses)
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+def test_what_a_packed_cache_costs_is_what_a_token_after_the_other_finds(bits: int, tmp_path: Path) -> None:
+    folder = tiny.write_checkpoint(tmp_path, config_overrides={"head_dim": 32})
+    ids, read = IDS[:24], windows(24, 24, 24)
+    found = score_against(folder, folder, ids, read, kv_bits=bits)
+    assert np.array_equal(found.losses, score(folder, ids, read, kv_bits=bits))
+    assert np.array_equal(found.other_losses, score(folder, ids, read))
+    model = load_model(folder)
+    caches = model.create_kv_cache("paged", 16, kv_bits=bits)
+    rows = [model(mx.array([[token]]), i, caches)[0, 0] for i, token in enumerate(ids[:-1])]
+    logits = np.array(mx.stack(rows)).astype(np.float64)
+    logs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    assert np.abs(found.losses + logs[np.arange(23), ids[1:]]).max() < 1e-4
+    assert found.divergences.mean() > 1e-7
+
+
 def test_a_model_that_knows_nothing_is_as_good_as_a_draw(tmp_path: Path) -> None:
     tensors = tiny.random_tensors(tiny.config())
     tensors["lm_head.weight"] *= 0

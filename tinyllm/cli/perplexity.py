@@ -38,6 +38,7 @@ def perplexity(
         str | None, typer.Option(metavar="OTHER", help="Compare with this model: the one that MODEL was made of.")
     ] = None,
     dtype: options.Dtype = None,
+    kv_bits: options.KvBits = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     offline: options.Offline = False,
     debug: options.Debug = False,
@@ -45,12 +46,14 @@ def perplexity(
     """Measure how well a model predicts a text: exp of the mean of -log p(token), lower is better.
 
     A window is read as a sequence of its own, and each of its tokens once. A token is scored in the first window that
-    holds it and one before it. With --against, also how far the next-token distributions are apart.
+    holds it and one before it. With --against, also how far the next-token distributions are apart. --kv-bits packs the KV cache
+    of MODEL and not that of OTHER: --against MODEL itself says what that costs.
     """
 
     def command() -> None:
         if dtype is not None and dtype not in options.DTYPES:
             raise UsageError(f"--dtype must be one of {', '.join(options.DTYPES)}, not {dtype!r}")
+        options.check_kv_bits(kv_bits)
 
         from tinyllm._mx import mx
         from tinyllm.cli.progress import Progress
@@ -77,9 +80,11 @@ def perplexity(
 
             if against is None:
                 compared = None
-                losses = score.score(folders[0], ids, read, dtype=compute, progress=show)
+                losses = score.score(folders[0], ids, read, dtype=compute, kv_bits=kv_bits, progress=show)
             else:
-                pair = score.score_against(folders[0], folders[1], ids, read, dtype=compute, progress=show)
+                pair = score.score_against(
+                    folders[0], folders[1], ids, read, dtype=compute, kv_bits=kv_bits, progress=show
+                )
                 losses = pair.losses
                 compared = statistics.compare(losses, pair.other_losses, pair.divergences, pair.agreeing)
         result = _Result(
@@ -90,6 +95,7 @@ def perplexity(
             windows=len(read),
             context=size,
             stride=stride or size,
+            kv_bits=kv_bits,
             perplexity=statistics.perplexity(losses),
             loss=statistics.mean(losses),
             other=None if against is None else model_name(folders[1]),
@@ -114,6 +120,7 @@ class _Result:
     windows: int
     context: int
     stride: int
+    kv_bits: int | None
     perplexity: Estimate
     loss: Estimate
     other: str | None
@@ -124,7 +131,8 @@ class _Result:
 
     def lines(self) -> Iterator[str]:
         counts = f"{self.scored:,} of {self.tokens:,} tokens, by windows of {self.context:,}"
-        yield f"{self.model} on {self.text}: {counts}"
+        packed = "" if self.kv_bits is None else f", KV cache packed to {self.kv_bits} bits"
+        yield f"{self.model} on {self.text}: {counts}{packed}"
         yield f"{'perplexity:':<17}{_plain(self.perplexity, 3)}"
         if self.against is None:
             return

@@ -47,17 +47,18 @@ def score(
     windows: Sequence[Window],
     *,
     dtype: mx.Dtype | None = None,
+    kv_bits: int | None = None,
     progress: Progress = lambda done: None,
 ) -> NDArray[np.float64]:
     """Return -log p of each token that the windows score, in float64 of logits in float32.
 
-    `progress` gets how many are done. Raises what loading raises, DoesNotFitError before any weight is read, and
+    With `kv_bits` the KV cache is packed. `progress` gets how many are done. Raises what loading raises, DoesNotFitError before any weight is read, and
     NonFiniteLogitsError.
     """
-    opened = _open(folder, ids, windows, dtype)
+    opened = _open(folder, ids, windows, dtype, kv_bits)
     losses: list[NDArray[np.float64]] = []
     done = 0
-    for piece, logs in _distributions(opened.load(), ids, windows):
+    for piece, logs in _distributions(opened.load(), ids, windows, kv_bits):
         losses.append(_losses(logs, piece))
         done += len(piece)
         progress(done)
@@ -71,14 +72,15 @@ def score_against(
     windows: Sequence[Window],
     *,
     dtype: mx.Dtype | None = None,
+    kv_bits: int | None = None,
     progress: Progress = lambda done: None,
 ) -> PairScores:
-    """Compare two models' distributions of the same tokens; see `score`.
+    """Compare two models' distributions of the same tokens; see `score`. Only the first one's KV cache is packed.
 
     Both are in memory where they fit in it; else one reads all, its distributions are kept in a temporary file, and
     the other one comes after it. Raises UsageError where they have not the same tokens.
     """
-    opened, opened_other = _open(folder, ids, windows, dtype), _open(other, ids, windows, dtype)
+    opened, opened_other = _open(folder, ids, windows, dtype, kv_bits), _open(other, ids, windows, dtype)
     vocab = opened.config.vocab_size
     if opened_other.config.vocab_size != vocab:
         raise UsageError(
@@ -95,7 +97,7 @@ def score_against(
         else:
             others = _kept(opened_other, ids, windows, kept.fileno())
         model = opened.load()
-        for (piece, logs), other_logs in zip(_distributions(model, ids, windows), others, strict=True):
+        for (piece, logs), other_logs in zip(_distributions(model, ids, windows, kv_bits), others, strict=True):
             apart = (mx.exp(other_logs) * (other_logs - logs)).sum(axis=-1)
             same = mx.argmax(logs, axis=-1) == mx.argmax(other_logs, axis=-1)
             found.append((_losses(logs, piece), _losses(other_logs, piece), np.array(apart).astype(np.float64)))
@@ -106,17 +108,23 @@ def score_against(
     return PairScores(losses, other_losses, np.maximum(divergences, 0), np.concatenate(agreeing))
 
 
-def _open(folder: Path, ids: Sequence[int], windows: Sequence[Window], dtype: mx.Dtype | None) -> OpenedModel:
+def _open(
+    folder: Path,
+    ids: Sequence[int],
+    windows: Sequence[Window],
+    dtype: mx.Dtype | None,
+    kv_bits: int | None = None,
+) -> OpenedModel:
     """Check that a model can read the text before any weight is read."""
     opened = open_model(folder, dtype=dtype)
-    plan_memory(opened, _settings(windows), name=folder.name)
+    plan_memory(opened, _settings(windows, kv_bits), name=folder.name)
     if max(ids) >= opened.config.vocab_size:
         raise UsageError(f"{folder.name}: token {max(ids)} has no embedding: the tokenizer is not this model's")
     return opened
 
 
-def _settings(windows: Sequence[Window]) -> EngineSettings:
-    return EngineSettings(max_context=max(window.end - window.start for window in windows))
+def _settings(windows: Sequence[Window], kv_bits: int | None = None) -> EngineSettings:
+    return EngineSettings(max_context=max(window.end - window.start for window in windows), kv_bits=kv_bits)
 
 
 def _fit_together(opened: OpenedModel, other: OpenedModel, windows: Sequence[Window]) -> bool:
@@ -128,7 +136,7 @@ def _fit_together(opened: OpenedModel, other: OpenedModel, windows: Sequence[Win
 
 
 def _distributions(
-    model: ModelForCausalLM, ids: Sequence[int], windows: Sequence[Window]
+    model: ModelForCausalLM, ids: Sequence[int], windows: Sequence[Window], kv_bits: int | None = None
 ) -> Iterator[tuple[list[int], mx.array]]:
     """Give the tokens that are scored, some at a time, with log p of every token there: (tokens, vocab) float32.
 
@@ -136,7 +144,7 @@ def _distributions(
     """
     size = max(1, min(_PIECE, _PIECE_BYTES // (4 * model.config.vocab_size)))
     for window in windows:
-        caches = model.create_kv_cache()
+        caches = model.create_kv_cache(kv_bits=kv_bits)
         last = window.end - 1  # nothing is predicted of what comes after the window
         for start in range(window.start, last, size):
             stop = min(start + size, last)
