@@ -28,9 +28,11 @@ from benchmark_page import PAGE, measured_on, write_parts
 from tinyllm.bench.report import md_table
 from tinyllm.checkpoint.files import find_weight_files
 from tinyllm.checkpoint.weights import WeightStore
+from tinyllm.config.config import Config
 from tinyllm.config.tensors import tensor_shapes
 from tinyllm.hub.locate import find_model, model_name
 from tinyllm.hub.sizes import disk_size
+from tinyllm.kv.kinds import layer_kinds
 
 FORMS: Mapping[str, Sequence[str]] = {
     "8 bits": ["--quantize", "8"],
@@ -41,6 +43,7 @@ FORMS: Mapping[str, Sequence[str]] = {
     "mixed, 3 bits": ["--quantize", "3", "--recipe", "mixed"],
     "3 bits": ["--quantize", "3"],
 }
+KV_BITS = (8, 4)
 
 
 @dataclass(frozen=True)
@@ -70,11 +73,10 @@ def weights_of(folder: Path) -> tuple[int, float]:
     return nbytes, 8 * store.nbytes / numbers
 
 
-def loss_of(folder: Path, source: Path, tokens: int, context: int) -> dict[str, Any]:
+def loss_of(folder: Path, source: Path, options: argparse.Namespace, *more: str) -> dict[str, Any]:
     """Return what `perplexity --against` finds."""
-    text = tinyllm(
-        "perplexity", folder, "--against", source, "--limit", str(tokens), "--context", str(context), "--json"
-    )
+    sizes = ["--limit", str(options.tokens), "--context", str(options.context)]
+    text = tinyllm("perplexity", folder, "--against", source, *sizes, *more, "--json")
     found: dict[str, Any] = json.loads(text)
     return found
 
@@ -98,17 +100,30 @@ def measure(source: Path, work: Path, options: argparse.Namespace) -> list[Measu
     found = []
     for title, folder in folders.items():
         print(f"{title} ...", file=sys.stderr, flush=True)
-        loss = {} if folder == source else loss_of(folder, source, options.tokens, options.context)
+        loss = {} if folder == source else loss_of(folder, source, options)
         found.append(Measured(title, *weights_of(folder), loss, speeds[title]))
     return found
 
 
-def part(source: Path, found: Sequence[Measured], options: argparse.Namespace, load: float) -> str:
+def measure_caches(source: Path, options: argparse.Namespace) -> Mapping[int, Mapping[str, Any]]:
+    """Measure the source with its KV cache packed, against itself."""
+    return {bits: loss_of(source, source, options, "--kv-bits", str(bits)) for bits in KV_BITS}
+
+
+def part(
+    source: Path,
+    found: Sequence[Measured],
+    caches: Mapping[int, Mapping[str, Any]],
+    options: argparse.Namespace,
+    load: float,
+) -> str:
     """Return the part of the page."""
     first = found[1].loss
-    header = [
-        *("form", "size", "bits a number", "perplexity", "difference"),
-        *("KL divergence", "same best", "decode tok/s"),
+    loss = ["perplexity", "difference", "KL divergence", "same best"]
+    header = ["form", "size", "bits a number", *loss, "decode tok/s"]
+    config = Config.from_json_file(source)
+    cache_rows = [
+        [f"{bits} bits", f"{token_bytes(config, bits):,}", *losses(found)] for bits, found in caches.items()
     ]
     return f"""## What quantisation costs
 
@@ -121,6 +136,11 @@ answers of {options.answer} tokens, the median of {options.rounds} rounds in tur
 unpacked where memory allows, so that all forms decode alike there, while a GPU reads fewer bytes for each token.
 
 {md_table(header, [source_row(found[0], first), *(row(each) for each in found[1:])])}
+
+The same model with its weights as they are and its KV cache packed (`--kv-bits`); a token of the dense one takes
+{token_bytes(config, None):,} bytes in bfloat16:
+
+{md_table(["KV cache", "bytes a token", *loss], cache_rows)}
 
 The weights were published in 4 bits (Q4_1, groups of 32) and unpacked: what is lost here is lost beside that.
 
@@ -135,17 +155,24 @@ def source_row(found: Measured, other: Mapping[str, Any]) -> list[str]:
 
 def row(found: Measured) -> list[str]:
     """Return the cells of one form."""
-    against = found.loss["against"]
+    sizes = [found.title, disk_size(found.nbytes), f"{found.bits:.2f}"]
+    return [*sizes, *losses(found.loss), f"{statistics.median(found.decode):.1f}"]
+
+
+def losses(found: Mapping[str, Any]) -> list[str]:
+    """Return the cells of what `perplexity --against` found."""
+    against = found["against"]
     return [
-        found.title,
-        disk_size(found.nbytes),
-        f"{found.bits:.2f}",
-        plain(found.loss["perplexity"], 2),
+        plain(found["perplexity"], 2),
         plain(against["difference"], 2, sign="+"),
         plain(against["divergence"]["mean"], 4),
         f"{plain(against['agreement'], 1, scale=100)} %",
-        f"{statistics.median(found.decode):.1f}",
     ]
+
+
+def token_bytes(config: Config, kv_bits: int | None) -> int:
+    """Return what a token takes in the KV cache, whose numbers or scales are bfloat16."""
+    return sum(kind.token_bytes(2) for kind in layer_kinds(config, kv_bits)[0])
 
 
 def plain(estimate: Mapping[str, float], digits: int, *, sign: str = "", scale: float = 1) -> str:
@@ -165,7 +192,8 @@ def main() -> int:
     options = parser.parse_args()
     source, load = find_model(options.model), os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as work:
-        text = part(source, measure(source, Path(work), options), options, load)
+        found = measure(source, Path(work), options)
+    text = part(source, found, measure_caches(source, options), options, load)
     write_parts(options.output, {"quantization": text})
     return 0
 
