@@ -12,11 +12,10 @@ from pathlib import Path
 
 from tinyllm.anatomy.counts import experts_of, networks_of
 from tinyllm.config import families
-from tinyllm.config.build import ACTIVATIONS
 from tinyllm.config.config import Config
 from tinyllm.config.families.table import FAMILIES
 from tinyllm.config.families.wrappers import WRAPPERS
-from tinyllm.config.layers import Alibi, AttentionConfig, LayerConfig, NormConfig, rope_of
+from tinyllm.config.layers import ACTIVATIONS, Alibi, AttentionConfig, LayerConfig, NormConfig, rope_of
 
 GOLDEN = Path(__file__).resolve().parent.parent / "tests" / "golden"
 MEASURED = GOLDEN / "measured.json"

@@ -100,7 +100,7 @@ def test_temperature_of_llama_4_is_switched_off_or_refused() -> None:
 def test_rope_of_gpt_oss_is_yarn_where_nothing_is_said() -> None:
     rope = read("gpt_oss").layers[0].attention.rope
     assert rope.theta == 150000
-    assert rope.scaling == YarnScaling(32.0, None, 32.0, 1.0, None, None, 4096, truncate=False)
+    assert rope.scaling == YarnScaling(32.0, 4096, truncate=False)
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_ministral3_scales_queries_by_a_value_among_the_rotary_parameters() -> N
     absent = attention(read("ministral3"))[0]
     assert absent.query_scaling == QueryScaling(0.1, 16384)
     assert absent.rope is not None
-    assert absent.rope.scaling == YarnScaling(16.0, None, 32.0, 1.0, 1.0, 1.0, 16384, truncate=True)
+    assert absent.rope.scaling == YarnScaling(16.0, 16384, mscale=1.0, mscale_all_dim=1.0)
     assert absent.rope.theta == 1e6
     for name in ("rope_scaling", "rope_parameters"):
         said = read("ministral3", **{name: {**yarn, "llama_4_scaling_beta": 0.5}})

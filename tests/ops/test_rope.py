@@ -14,10 +14,7 @@ LLAMA3 = Llama3Scaling(8.0, 1.0, 4.0, 8192)
 
 
 def yarn(factor: float = 4.0, original: int = 4096, **values: float | bool | None) -> YarnScaling:
-    said = {"attention_factor": None, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": None, "mscale_all_dim": None}
-    return YarnScaling(
-        **{"factor": factor, "original_max_position_embeddings": original, "truncate": True, **said, **values}
-    )  # type: ignore[arg-type]
+    return YarnScaling(factor, original, **values)  # type: ignore[arg-type]
 
 
 SCALINGS: dict[str, RopeScaling | None] = {

@@ -8,6 +8,7 @@ from typing import Any
 
 from tinyllm.config.family import SLIDING, Experts, Family, reach_of, resolve
 from tinyllm.config.layers import (
+    ACTIVATIONS,
     AttentionConfig,
     DualConfig,
     FeedForward,
@@ -23,7 +24,6 @@ from tinyllm.config.reader import ConfigReader
 from tinyllm.config.rope import RopeConfig, read_rope
 from tinyllm.errors import ConfigError, UnsupportedModelError
 
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
 XIELU = "xielu"  # has parameters of its own, in every layer
 _ALIASES = {
     "swish": "silu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",

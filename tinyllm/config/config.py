@@ -13,7 +13,7 @@ from tinyllm.config.families.table import family_of
 from tinyllm.config.families.wrappers import WRAPPERS, Wrapper
 from tinyllm.config.family import Family
 from tinyllm.config.inert import GENERATION, HARMLESS, INERT
-from tinyllm.config.layers import LayerConfig, LayerInputs, MoeConfig, NormConfig, rope_of, source_of
+from tinyllm.config.layers import LayerConfig, LayerInputs, MoeConfig, NormConfig, rope_of, sees_source, source_of
 from tinyllm.config.names import Target, canonical_modules, canonical_name, layer_number, targets
 from tinyllm.config.native import NATIVE, read_native
 from tinyllm.config.quantization import QuantizationConfig, read_quantization
@@ -105,12 +105,12 @@ class Config:
     def cache_places(self) -> tuple[int, ...]:
         """Of each layer, which cache is its: there is one for each layer that has keys and values of its own.
 
-        Raises UnsupportedModelError where a layer's source has none, or comes after it.
+        Raises UnsupportedModelError where a layer's source has none that suit it, or comes after it.
         """
         sources = [source_of(layer.attention) for layer in self.layers]
         owners = {i: n for n, i in enumerate(i for i, source in enumerate(sources) if source is None)}
         for i, source in enumerate(sources):
-            if source is not None and (source not in owners or source > i):
+            if not sees_source(self.layers, i):
                 raise UnsupportedModelError(f"layer {i} sees the keys of layer {source}, which has none for it")
         return tuple(owners[i if source is None else source] for i, source in enumerate(sources))
 
@@ -134,7 +134,7 @@ def _read(reader: ConfigReader, outer: ConfigReader, wrapper: Wrapper | None) ->
     """Normalise the text model's keys in `reader`; `outer` is the whole file's reader, and the same unless nested."""
     native = reader.values.get("model_type") == NATIVE.model_type
     family = NATIVE if native else family_of(reader)
-    model = read_native(reader) if native else read_model(reader, family)
+    model = read_native(reader, Config) if native else read_model(reader, family)
     quantized = reader if reader.has("quantization") or reader.has("quantization_config") else outer
     config = Config(
         **{**model, "tie_word_embeddings": _tied(reader, outer, wrapper, model["tie_word_embeddings"])},

@@ -14,7 +14,7 @@ from typing import Any
 
 from tinyllm.config.fused import Split
 from tinyllm.config.layers import Alibi, Mixer, Placement, QueryScaling
-from tinyllm.config.reach import Chunk, Reach, Window
+from tinyllm.config.reach import Chunk, Pattern, Window
 from tinyllm.config.reader import ConfigReader, Key
 from tinyllm.errors import ConfigError, UnsupportedModelError
 
@@ -193,7 +193,7 @@ def alike(reader: ConfigReader, layers: int) -> tuple[float, ...]:
     return (1.0,) * layers
 
 
-def reach_of(kind: str, row: Mapping[str, Any]) -> Reach | None:
+def reach_of(kind: str, row: Mapping[str, Any]) -> Pattern | None:
     """Return what queries of a layer of that kind see."""
     if kind == SLIDING and row["sliding_window"] is not None:
         return Window(row["sliding_window"])

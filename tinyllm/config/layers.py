@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-from tinyllm.config.reach import Reach
+from tinyllm.config.reach import Pattern
 from tinyllm.config.rope import RopeConfig
 
 Placement = Literal["pre", "post", "branch", "sandwich", "parallel"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
+ACTIVATIONS: tuple[str, ...] = get_args(Activation)
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class AttentionConfig:
     head_dim: int
     scale: float
     rope: RopeConfig | None
-    reach: Reach | None = None
+    reach: Pattern | None = None
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: QkNorm | None = None
@@ -118,7 +121,7 @@ class LatentAttentionConfig:
     norm: NormConfig
     qkv_bias: bool = False
     output_bias: bool = False
-    reach: Reach | None = None
+    reach: Pattern | None = None
     query_scaling: QueryScaling | None = None
 
     @property
@@ -150,7 +153,7 @@ class DeltaConfig:
     value_dim: int
     kernel: int
     norm: NormConfig
-    activation: str = "silu"
+    activation: Activation = "silu"
 
 
 @dataclass(frozen=True)
@@ -175,6 +178,20 @@ def source_of(mixer: Mixer) -> int | None:
     return mixer.source if isinstance(mixer, AttentionConfig) else None
 
 
+def sees_source(layers: Sequence[LayerConfig], number: int) -> bool:
+    """Whether a layer's source, where it has one, has what it looks for: keys of its own, alike, and before it."""
+    mixer = layers[number].attention
+    source = source_of(mixer)
+    if source is None:
+        return True
+    if not isinstance(mixer, AttentionConfig) or not 0 <= source < number:
+        return False
+    other = layers[source].attention
+    if not isinstance(other, AttentionConfig) or other.source is not None:
+        return False
+    return (mixer.num_kv_heads, mixer.head_dim, mixer.reach) == (other.num_kv_heads, other.head_dim, other.reach)
+
+
 @dataclass(frozen=True)
 class MLPConfig:
     """A feed-forward network: down(activation(gate(x)) * up(x)), or down(activation(up(x))) unless it is `gated`.
@@ -183,7 +200,7 @@ class MLPConfig:
     """
 
     intermediate_size: int
-    activation: str
+    activation: Activation | Literal["xielu"]
     bias: bool = False
     gated: bool = True
     limit: float | None = None
@@ -249,7 +266,7 @@ class LayerInputs:
 
     vocab_size: int
     width: int
-    activation: str
+    activation: Activation
 
 
 @dataclass(frozen=True)
@@ -270,3 +287,25 @@ class LayerConfig:
     branch_scale: float = 1.0
     residual_scale: float = 1.0
     scalar: bool = False
+
+
+_SCALED: tuple[Placement, ...] = ("pre", "sandwich")
+
+
+def contradiction(layer: LayerConfig) -> str | None:
+    """Return what of a layer no block computes, None where one computes all of it."""
+    scaled, deep = layer.branch_scale != 1, layer.residual_scale != 1
+    if (scaled and layer.placement not in _SCALED) or (deep and layer.placement != "post"):
+        return f"norms of placement {layer.placement!r} and scaled branches do not go together"
+    if layer.shared_norm and layer.placement != "parallel":
+        return "shared_norm is for norms of placement 'parallel' alone"
+    if isinstance(layer.feed_forward, DualConfig) and (layer.placement != "sandwich" or scaled):
+        return "experts beside a dense network have norms before and after each branch only"
+    mixer = layer.attention
+    if not isinstance(mixer, AttentionConfig):
+        return None
+    if mixer.source is not None and (mixer.values_are_keys or mixer.value_norm is not None):
+        return "a layer that sees another's values does nothing to them"
+    if mixer.rope is not None and mixer.rope.dims > mixer.head_dim:
+        return f"rope.dims ({mixer.rope.dims}) are more than head_dim ({mixer.head_dim})"
+    return None

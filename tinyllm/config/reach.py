@@ -103,4 +103,5 @@ class State:
         return 1 + queries
 
 
-Reach = Window | Chunk | Strided | State
+Pattern = Window | Chunk | Strided  # of layers that attend
+Reach = Pattern | State

@@ -139,6 +139,15 @@ class ConfigReader:
             raise self.fail(ConfigError, f"{name!r} must be an object, not {type(value).__name__}")
         return ConfigReader(value, self.source, f"{self._within}.{name}" if self._within else name)
 
+    def objects(self, name: str) -> list[ConfigReader]:
+        """Read a list of objects, each with a reader of its own. Raises as `read` does."""
+        items = self.read(Key(name, list))
+        place = f"{self._within}.{name}" if self._within else name
+        for i, value in enumerate(items):
+            if not isinstance(value, dict):
+                raise self.fail(ConfigError, f"{name}[{i}] must be an object, not {type(value).__name__}")
+        return [ConfigReader(value, self.source, f"{place}[{i}]") for i, value in enumerate(items)]
+
     def discard(self, names: Iterable[str]) -> None:
         """Count keys as accounted for that have no effect on the numbers."""
         self._unread.difference_update(names)

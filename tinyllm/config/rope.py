@@ -37,13 +37,13 @@ class YarnScaling:
     """YaRN (arXiv 2309.00071). `attention_factor` multiplies the rotated part of q and of k."""
 
     factor: float
-    attention_factor: float | None
-    beta_fast: float
-    beta_slow: float
-    mscale: float | None
-    mscale_all_dim: float | None
     original_max_position_embeddings: int
-    truncate: bool
+    attention_factor: float | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,8 @@ def _read_yarn(reader: ConfigReader, max_positions: int) -> YarnScaling:
     return YarnScaling(
         factor=max_positions / original if factor is None else factor,
         attention_factor=reader.read(Key("attention_factor", float, None, nullable=True, minimum=0)),
-        beta_fast=reader.read(Key("beta_fast", float, None, nullable=True, minimum=1e-6)) or 32.0,
-        beta_slow=reader.read(Key("beta_slow", float, None, nullable=True, minimum=1e-6)) or 1.0,
+        beta_fast=reader.read(Key("beta_fast", float, None, nullable=True, minimum=1e-6)) or YarnScaling.beta_fast,
+        beta_slow=reader.read(Key("beta_slow", float, None, nullable=True, minimum=1e-6)) or YarnScaling.beta_slow,
         mscale=reader.read(Key("mscale", float, None, nullable=True, minimum=0)),
         mscale_all_dim=reader.read(Key("mscale_all_dim", float, None, nullable=True, minimum=0)),
         original_max_position_embeddings=original,

@@ -14,6 +14,7 @@ from tinyllm.config.layers import (
     LayerConfig,
     MLPConfig,
     MoeConfig,
+    contradiction,
 )
 from tinyllm.config.tensors import norm_names
 from tinyllm.errors import UnsupportedModelError
@@ -163,20 +164,12 @@ def make_block(layer_idx: int, config: Config, weights: WeightStore, features: M
 
 def block_of(layer: LayerConfig) -> type[TransformerBlock]:
     """Return the class of a layer's block. Raises UnsupportedModelError for what no block computes."""
-    scaled, deep = layer.branch_scale != 1, layer.residual_scale != 1
-    if (scaled and layer.placement not in _SCALED_BLOCKS) or (deep and layer.placement != "post"):
-        raise UnsupportedModelError(f"norms of placement {layer.placement!r} and scaled branches do not go together")
-    mixer = layer.attention
-    if isinstance(mixer, AttentionConfig):
-        if mixer.source is not None and (mixer.values_are_keys or mixer.value_norm is not None):
-            raise UnsupportedModelError("a layer that sees another's values does nothing to them")
-        if mixer.rope is not None and mixer.rope.dims > mixer.head_dim:
-            raise UnsupportedModelError(f"{mixer.rope.dims} elements of heads of {mixer.head_dim} cannot be rotated")
+    problem = contradiction(layer)
+    if problem is not None:
+        raise UnsupportedModelError(problem)
     if isinstance(layer.feed_forward, DualConfig):
-        if layer.placement != "sandwich" or scaled:
-            raise UnsupportedModelError("experts beside a dense network have norms before and after each branch only")
         return DualBlock
-    return (_SCALED_BLOCKS if scaled else _BLOCKS)[layer.placement]
+    return (_BLOCKS if layer.branch_scale == 1 else _SCALED_BLOCKS)[layer.placement]
 
 
 def make_feed_forward(
