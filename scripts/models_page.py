@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import pkgutil
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+
+from variants import VARIANTS, Variant
 
 from tinyllm.anatomy.counts import experts_of, networks_of
 from tinyllm.config import families
@@ -17,7 +20,12 @@ from tinyllm.config.families.table import FAMILIES
 from tinyllm.config.families.wrappers import WRAPPERS
 from tinyllm.config.layers import ACTIVATIONS, Alibi, AttentionConfig, LayerConfig, NormConfig, rope_of
 
-GOLDEN = Path(__file__).resolve().parent.parent / "tests" / "golden"
+TESTS = Path(__file__).resolve().parent.parent / "tests"
+sys.path.insert(0, str(TESTS))
+
+from native_models import MODELS  # noqa: E402
+
+GOLDEN = TESTS / "golden"
 MEASURED = GOLDEN / "measured.json"
 
 _PLACES = {
@@ -40,6 +48,18 @@ over dense buffers and over pages. The *difference* is the worst of all ways and
 it was measured on a CPU. A checkpoint named after more than its family proves a variant: what config.json can ask
 for beside the plain model. `tinyllm inspect MODEL` shows what any model is made of, and whether its files are what
 they should be.
+"""
+
+_VARIANTS = """## Variants
+
+What decoders differ in, value by value. Each is proven against transformers by the checkpoints that have it, two of
+which are named, and by models of one's own ([NATIVE.md](NATIVE.md)), which `tests/model/test_native.py` holds to
+formulas in plain numpy in every way to run them: dense and in pages, in one pass, token by token and in chunks, fused
+and in plain operations, and in batches of unequal length. Of either kind, a test makes sure that the logits would be
+far off if what is said were not done.
+
+| axis | value | against transformers | against formulas |
+| --- | --- | --- | --- |
 """
 
 _NOTES = """## What is refused
@@ -93,7 +113,8 @@ def models_page(tolerance: float = 1e-4) -> str:
         lines += ["", *(f"- {_proofs(name, by_family[name])}" for name in names if by_family[name]), ""]
     lines += ["## Multimodal models, of which the text model is run", ""]
     lines += [f"- {_wrapper_line(name, goldens)}" for name in sorted(WRAPPERS)]
-    lines += ["", _NOTES.format(activations=", ".join(ACTIVATIONS))]
+    lines += ["", _VARIANTS.rstrip("\n"), *_variant_rows(goldens), ""]
+    lines += [_NOTES.format(activations=", ".join(ACTIVATIONS))]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -122,6 +143,22 @@ def _groups() -> Iterator[tuple[str, list[str]]]:
             del left[name]
     if left:
         yield "Others", sorted(left)
+
+
+def _variant_rows(goldens: Sequence[Golden]) -> Iterator[str]:
+    natives = {name: Config.from_dict(spec) for name, spec in MODELS.items()}
+    for variant in VARIANTS:
+        proofs = [golden.name for golden in goldens if variant.shown(golden.config)]
+        more = f" and {len(proofs) - 2} more" if len(proofs) > 2 else ""
+        named = ", ".join(f"`{proof}`" for proof in proofs[:2])
+        formulas = _formulas(variant, natives)
+        yield f"| {variant.axis} | {variant.value} | {named}{more} | {formulas} |"
+
+
+def _formulas(variant: Variant, natives: Mapping[str, Config]) -> str:
+    """Return the names of native models that have a variant, the first two."""
+    found = [name for name, config in natives.items() if variant.shown(config)]
+    return "; ".join(found[:2]) + (f"; {len(found) - 2} more" if len(found) > 2 else "")
 
 
 def _family_row(name: str, goldens: Sequence[Golden]) -> str:

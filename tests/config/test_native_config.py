@@ -222,6 +222,12 @@ REFUSED: dict[str, tuple[str, Any, type[ConfigError], str]] = {
         ConfigError,
         "sees another's values",
     ),
+    "dynamic scaling beyond its length": (
+        "layers.0.attention.rope.scaling",
+        {"kind": "dynamic", "factor": 2, "original_max_position_embeddings": 63},
+        ConfigError,
+        "less than 64, the longest",
+    ),
     "itself as a source": ("layers.0.attention.source", 0, ConfigError, "layers: the source of layer 0 is 0"),
     "longrope of another length": (
         "layers.0.attention.rope.scaling",

@@ -17,6 +17,7 @@ from tinyllm.config.layers import (
     RouterConfig,
     Sandwich,
     contradiction,
+    rope_of,
     sees_source,
     source_of,
 )
@@ -53,6 +54,14 @@ def _problem_of_the_whole(said: Mapping[str, Any]) -> str | None:
         return f"learned_positions ({learned}) are fewer than {positions} positions from row {offset} on"
     if inputs is not None and inputs.vocab_size < said["vocab_size"]:
         return f"layer_inputs.vocab_size ({inputs.vocab_size}) is less than vocab_size ({said['vocab_size']})"
+    ropes = [rope_of(layer.attention) for layer in layers]
+    scalings = [rope.scaling for rope in ropes if rope is not None]
+    if any(
+        isinstance(each, DynamicScaling) and each.original_max_position_embeddings < positions for each in scalings
+    ):
+        return (
+            f"layers: dynamic scaling has an original length of less than {positions}, the longest that is computed"
+        )
     for i, layer in enumerate(layers):
         if not sees_source(layers, i):
             return (
