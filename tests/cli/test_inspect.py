@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from hub_server import Repository
 from machine import Machine
 from process import tinyllm
 from terminal import tinyllm_on_a_terminal
+
+from tinyllm.config.config import Config
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 QWEN3 = Path(__file__).parent.parent / "anatomy" / "qwen3-0.6b"
@@ -269,3 +272,14 @@ def test_a_terminal_without_line_drawing_gets_ascii(qwen3: Path) -> None:
     assert done.returncode == 0
     assert b"|    attention, 16 heads of 128" in done.stdout and b"q_proj  1,024 -> 2,048" in done.stdout
     assert b"?" not in done.stdout
+
+
+def test_native_prints_a_config_that_says_the_same() -> None:
+    written = json.loads(show(CONFIG, "--native"))
+    assert [layer["repeat"] for layer in written["layers"]] == [28]
+    native, original = Config.from_dict(written), Config.from_json_file(CONFIG)
+    assert native == replace(original, model_type="tinyllm", family=native.family)
+
+
+def test_native_goes_with_nothing_else() -> None:
+    assert "--native prints a config.json" in show(CONFIG, "--native", "--json", code=2)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import MISSING, fields, is_dataclass, replace
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -226,7 +228,7 @@ REFUSED: dict[str, tuple[str, Any, type[ConfigError], str]] = {
         "layers.0.attention.rope.scaling",
         {"kind": "dynamic", "factor": 2, "original_max_position_embeddings": 63},
         ConfigError,
-        "less than 64, the longest",
+        "less than 64, the longest computed",
     ),
     "itself as a source": ("layers.0.attention.source", 0, ConfigError, "layers: the source of layer 0 is 0"),
     "longrope of another length": (
@@ -415,6 +417,21 @@ def test_kinds_have_names_of_their_own() -> None:
         for hint in get_type_hints(cls).values():
             kinds = [native.kind_name(option) for option in options(hint) if is_dataclass(option)]
             assert len(set(kinds)) == len(kinds)
+
+
+def test_the_page_names_every_field_every_kind_and_every_word() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "NATIVE.md").read_text(encoding="utf-8")
+    named = {name for _, name in FIELDS}
+    for cls, name in FIELDS:
+        for option in options(get_type_hints(cls)[name]):
+            named |= {native.kind_name(option)} if is_dataclass(option) and len(kinds_of(cls, name)) > 1 else set()
+            named |= set(get_args(option)) if get_origin(option) is Literal else set()
+    said = set(re.findall(r'[`"]([\w ]+)[`"]', page))
+    assert named - said == set()
+
+
+def kinds_of(cls: Any, name: str) -> list[Any]:
+    return [option for option in options(get_type_hints(cls)[name]) if is_dataclass(option)]
 
 
 def through_json(values: Any) -> Any:

@@ -46,6 +46,9 @@ def inspect(
         int | None, typer.Option(metavar="BITS", help="Plan with a KV cache packed to 8 or 4 bits an element.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    native: Annotated[
+        bool, typer.Option("--native", help="Print what it computes as a config.json of model_type tinyllm.")
+    ] = False,
     revision: Annotated[
         str | None, typer.Option(metavar="NAME", help="A branch, tag or commit; without it, main.")
     ] = None,
@@ -61,6 +64,8 @@ def inspect(
         from tinyllm.anatomy.fit import plan_for
         from tinyllm.anatomy.subject import open_subject
 
+        if native and (as_json or shapes or block is not None or fit is not None):
+            raise UsageError("--native prints a config.json, and nothing else with it")
         gc.disable()  # a large model's headers are half a million objects, and none of them is ever garbage
         machine = None if fit is None else _read_fit(fit)
         options.check_kv_bits(kv_bits)
@@ -69,7 +74,9 @@ def inspect(
         subject = open_subject(model, revision=revision, offline=offline, report=console.say)
         _check_block(subject, block)
         plan = None if machine is None else plan_for(subject, machine, context, kv_bits)
-        if as_json:
+        if native:
+            console.write(_native(subject))
+        elif as_json:
             console.write(json.dumps(_as_json(subject, block, shapes, context, plan), ensure_ascii=False) + "\n")
         else:
             _write(_page(subject, block, shapes, context, plan, machine))
@@ -98,6 +105,12 @@ def _check_tensors(subject: Subject) -> None:
     wrong = [f"{len(names):,} {kind}" for kind, names in subject.problems.items()]
     if wrong:
         raise TensorMismatchError(f"{subject.name}: the weights do not fit config.json: {', '.join(wrong)}")
+
+
+def _native(subject: Subject) -> str:
+    from tinyllm.config.native import write_native
+
+    return json.dumps(write_native(subject.config), indent=2) + "\n"
 
 
 def _as_json(

@@ -54,15 +54,11 @@ def _problem_of_the_whole(said: Mapping[str, Any]) -> str | None:
         return f"learned_positions ({learned}) are fewer than {positions} positions from row {offset} on"
     if inputs is not None and inputs.vocab_size < said["vocab_size"]:
         return f"layer_inputs.vocab_size ({inputs.vocab_size}) is less than vocab_size ({said['vocab_size']})"
-    ropes = [rope_of(layer.attention) for layer in layers]
-    scalings = [rope.scaling for rope in ropes if rope is not None]
-    if any(
-        isinstance(each, DynamicScaling) and each.original_max_position_embeddings < positions for each in scalings
-    ):
-        return (
-            f"layers: dynamic scaling has an original length of less than {positions}, the longest that is computed"
-        )
     for i, layer in enumerate(layers):
+        rope = rope_of(layer.attention)
+        dynamic = rope.scaling if rope is not None and isinstance(rope.scaling, DynamicScaling) else None
+        if dynamic is not None and dynamic.original_max_position_embeddings < positions:
+            return f"layers: the original length of dynamic scaling is less than {positions}, the longest computed"
         if not sees_source(layers, i):
             return (
                 f"layers: the source of layer {i} is {source_of(layer.attention)}, which must be an earlier layer,"
