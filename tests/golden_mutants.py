@@ -34,6 +34,7 @@ OTHERWISE = {
     (RouterConfig, "scoring"),
     (RouterConfig, "renormalise"),
     (QkNorm, "after_rope"),
+    *((YarnScaling, name) for name in ("beta_fast", "beta_slow", "truncate")),  # pairs are few: see `_ropes`
 }
 LEAST_EPS = 1e-3  # smaller ones do not show
 
