@@ -46,8 +46,8 @@ def perplexity(
     """Measure how well a model predicts a text: exp of the mean of -log p(token), lower is better.
 
     A window is read as a sequence of its own, and each of its tokens once. A token is scored in the first window that
-    holds it and one before it. With --against, also how far the next-token distributions are apart. --kv-bits packs the KV cache
-    of MODEL and not that of OTHER: --against MODEL itself says what that costs.
+    holds it and one before it. With --against, also how far the next-token distributions are apart. --kv-bits packs
+    the KV cache of MODEL and not that of OTHER: --against MODEL itself says what that costs.
     """
 
     def command() -> None:

@@ -52,8 +52,8 @@ def score(
 ) -> NDArray[np.float64]:
     """Return -log p of each token that the windows score, in float64 of logits in float32.
 
-    With `kv_bits` the KV cache is packed. `progress` gets how many are done. Raises what loading raises, DoesNotFitError before any weight is read, and
-    NonFiniteLogitsError.
+    With `kv_bits` the KV cache is packed. `progress` gets how many are done. Raises what loading raises,
+    DoesNotFitError before any weight is read, and NonFiniteLogitsError.
     """
     opened = _open(folder, ids, windows, dtype, kv_bits)
     losses: list[NDArray[np.float64]] = []
