@@ -27,31 +27,51 @@ ARCHITECTURES = {
     "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe", "olmo2": "olmo2", "olmo3": "olmo2", "olmoe": "olmoe",
     "gemma": "gemma", "gemma2": "gemma2", "gemma3_text": "gemma3", "phi3": "phi3", "starcoder2": "starcoder2",
     "stablelm": "stablelm", "gpt2": "gpt2", "falcon": "falcon",
+    "gpt_oss": "gpt-oss", "qwen2_moe": "qwen2moe", "cohere": "command-r", "cohere2": "cohere2",
+    "ministral3": "mistral3", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "glm4_moe_lite": "deepseek2",
+    "youtu": "deepseek2", "glm": "chatglm", "glm4": "glm4", "glm4_moe": "glm4moe", "lfm2": "lfm2",
+    "lfm2_moe": "lfm2moe", "phi": "phi2", "olmo": "olmo", "granitemoe": "granitemoe",
+    "granitemoeshared": "granitemoe", "gpt_neox": "gptneox", "bloom": "bloom", "mpt": "mpt",
+    "gpt_bigcode": "starcoder", "nemotron": "nemotron", "exaone": "exaone", "exaone4": "exaone4",
+    "hunyuan_v1_dense": "hunyuan-dense", "hunyuan_v1_moe": "hunyuan-moe", "ernie4_5": "ernie4_5",
+    "ernie4_5_moe": "ernie4_5-moe", "seed_oss": "seed_oss", "arcee": "arcee", "jais2": "jais2", "dots1": "dots1",
+    "minimax_m2": "minimax-m2", "qwen3_next": "qwen3next", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe",
 }  # fmt: skip
 # Of the scale of scores a file does not speak; here it is made part of what scales them as well.
 _SCALED = {"gemma2": ("q_proj.weight", "q_proj.bias"), "gemma3": ("q_norm.weight",)}
-PAIRED = ("llama", "smollm3", "granite")
+PAIRED = ("llama", "smollm3", "granite", "granitemoe", "mistral3", "arcee", "olmo")
 _KEYS = {
-    "max_position_embeddings": "context_length", "n_positions": "context_length",
-    "hidden_size": "embedding_length", "n_embd": "embedding_length",
-    "num_hidden_layers": "block_count", "n_layer": "block_count",
-    "intermediate_size": "feed_forward_length", "ffn_hidden_size": "feed_forward_length",
-    "num_attention_heads": "attention.head_count", "n_head": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "head_dim": "attention.key_length",
-    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-    "layer_norm_epsilon": "attention.layer_norm_epsilon", "norm_epsilon": "attention.layer_norm_epsilon",
-    "layer_norm_eps": "attention.layer_norm_epsilon",
-    "use_parallel_residual": "use_parallel_residual",
-    "sliding_window": "attention.sliding_window",
-    "num_local_experts": "expert_count", "num_experts": "expert_count",
-    "num_experts_per_tok": "expert_used_count",
-    "moe_intermediate_size": "expert_feed_forward_length",
-    "clip_qkv": "attention.clamp_kqv",
-    "attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale",
-    "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale",
-    "attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping",
+    "context_length": ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len"),
+    "embedding_length": ("hidden_size", "n_embd", "d_model"),
+    "block_count": ("num_hidden_layers", "n_layer", "n_layers"),
+    "feed_forward_length": ("intermediate_size", "ffn_hidden_size", "n_inner"),
+    "attention.head_count": ("num_attention_heads", "n_head", "n_heads"),
+    "attention.head_count_kv": ("num_key_value_heads",),
+    "attention.key_length": ("head_dim",),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps"),
+    "attention.layer_norm_epsilon": ("layer_norm_epsilon", "norm_epsilon", "layer_norm_eps"),
+    "use_parallel_residual": ("use_parallel_residual",),
+    "attention.sliding_window": ("sliding_window",),
+    "expert_count": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
+    "expert_used_count": ("num_experts_per_tok", "moe_k", "moe_topk"),
+    "expert_feed_forward_length": ("moe_intermediate_size",),
+    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size", "shared_intermediate_size"),
+    "expert_shared_count": ("n_shared_experts", "moe_num_shared_experts", "num_shared_expert"),
+    "expert_group_count": ("n_group",), "expert_group_used_count": ("topk_group",),
+    "expert_weights_scale": ("routed_scaling_factor",),
+    "leading_dense_block_count": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
+    "interleave_moe_layer_step": ("moe_layer_interval",),
+    "attention.clamp_kqv": ("clip_qkv",),
+    "attention.scale": ("attention_multiplier",), "embedding_scale": ("embedding_multiplier",),
+    "residual_scale": ("residual_multiplier",), "logit_scale": ("logits_scaling", "logit_scale"),
+    "attn_logit_softcapping": ("attn_logit_softcapping",), "final_logit_softcapping": ("final_logit_softcapping",),
+    "attention.q_lora_rank": ("q_lora_rank",), "attention.kv_lora_rank": ("kv_lora_rank",),
+    "shortconv.l_cache": ("conv_L_cache",),
+    "ssm.conv_kernel": ("linear_conv_kernel_dim",), "ssm.state_size": ("linear_key_head_dim",),
+    "ssm.group_count": ("linear_num_key_heads",), "ssm.time_step_rank": ("linear_num_value_heads",),
 }  # fmt: skip
+_FLOATS = ("epsilon", "scale", "softcapping", "clamp_kqv", "max_alibi_bias")
+_SHIFTED = ("gemma", "gemma2", "gemma3", "nemotron", "qwen3next", "qwen35", "qwen35moe")
 
 
 def write_gguf(path: Path, architecture: str, metadata: Mapping[str, Any], tensors: Stored) -> Path:
@@ -74,14 +94,29 @@ def write_gguf(path: Path, architecture: str, metadata: Mapping[str, Any], tenso
 
 
 def golden_values(name: str) -> dict[str, Any]:
-    """Return the config.json of a golden checkpoint."""
+    """Return the config.json of a golden checkpoint, or what it has of the text model."""
     values: dict[str, Any] = json.loads((GOLDEN / name / "config.json").read_text(encoding="utf-8"))
-    return values
+    return {"tie_word_embeddings": values.get("tie_word_embeddings"), **values.get("text_config", values)}
 
 
-def convert_golden(name: str, path: Path, *, tokenizer: bool = False) -> Path:
-    """Write a golden checkpoint as llama.cpp's converter would, in float32; with tiny's `tokenizer`, if asked to."""
-    return _convert(golden_values(name), _arrays(GOLDEN / name), path, _tiny_tokenizer() if tokenizer else None)
+def convert_golden(
+    name: str,
+    path: Path,
+    *,
+    tokenizer: bool = False,
+    values: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    packed: Mapping[str, gguf.GGMLQuantizationType] | None = None,
+    spare: Arrays | None = None,
+) -> Path:
+    """Write a golden checkpoint as llama.cpp's converter would, in float32; with tiny's `tokenizer`, if asked to.
+
+    Its config.json has other `values`; `metadata` are other ones yet, or left out where they are None; tensors whose
+    names have something in them are `packed`. There are `spare` tensors besides.
+    """
+    said = {**golden_values(name), **(values or {})}
+    given = _tiny_tokenizer() if tokenizer else {}
+    return _convert(said, _arrays(GOLDEN / name), path, {**given, **(metadata or {})}, packed, spare)
 
 
 def _arrays(folder: Path) -> Arrays:
@@ -95,13 +130,25 @@ def _arrays(folder: Path) -> Arrays:
 
 
 def _convert(
-    values: Mapping[str, Any], arrays: Arrays, path: Path, tokenizer: Mapping[str, Any] | None = None
+    values: Mapping[str, Any],
+    arrays: Arrays,
+    path: Path,
+    more: Mapping[str, Any] | None = None,
+    packed: Mapping[str, gguf.GGMLQuantizationType] | None = None,
+    spare: Arrays | None = None,
 ) -> Path:
     architecture = ARCHITECTURES[values["model_type"]]
     tensors, metadata = _renamed(values, architecture, arrays), _metadata(values, architecture)
-    tensors |= _rope(values, architecture, metadata)
-    stored = {key: (np.ascontiguousarray(a), gguf.GGMLQuantizationType.F32) for key, a in tensors.items()}
-    return write_gguf(path, architecture, {**metadata, **(tokenizer or {})}, stored)
+    tensors |= _rope(values, architecture, metadata) | (spare or {})
+    metadata |= more or {}
+    kinds = {key: next((kind for part, kind in (packed or {}).items() if part in key), None) for key in tensors}
+    stored = {
+        key: (np.ascontiguousarray(array), gguf.GGMLQuantizationType.F32)
+        if (kind := kinds[key]) is None
+        else (gguf.quants.quantize(array, kind), kind)
+        for key, array in tensors.items()
+    }
+    return write_gguf(path, architecture, {name: v for name, v in metadata.items() if v is not None}, stored)
 
 
 def permuted(weight: np.ndarray, heads: int) -> np.ndarray:
@@ -111,28 +158,99 @@ def permuted(weight: np.ndarray, heads: int) -> np.ndarray:
 
 
 def _heads(values: Mapping[str, Any]) -> tuple[int, int]:
-    heads = values.get("num_attention_heads") or values["n_head"]
+    heads = values.get("num_attention_heads") or values.get("n_head") or values["n_heads"]
     if values["model_type"] == "falcon":
         return heads, values["num_kv_heads"] if values["new_decoder_architecture"] else 1
     return heads, values.get("num_key_value_heads") or heads
 
 
 def _metadata(values: Mapping[str, Any], architecture: str) -> dict[str, Any]:
-    said = {f"{architecture}.{_KEYS[key]}": value for key, value in values.items() if key in _KEYS}
-    known = {name: value for name, value in said.items() if value is not None}
-    _, kv_heads = _heads(values)
-    hidden = values.get("hidden_size") or values["n_embd"]
-    known.setdefault(f"{architecture}.feed_forward_length", 4 * hidden)
-    known[f"{architecture}.attention.head_count_kv"] = kv_heads
-    if f"{architecture}.attention.key_length" in known:
-        known[f"{architecture}.attention.value_length"] = known[f"{architecture}.attention.key_length"]
-    floats = ("epsilon", "scale", "softcapping", "clamp_kqv")
-    known = {name: float(value) if name.endswith(floats) else value for name, value in known.items()}
-    if values["model_type"] == "olmo3":
-        kinds = values.get("layer_types") or [None] * values["num_hidden_layers"]
-        windowed = [kind == "sliding_attention" if kind else (i + 1) % 4 != 0 for i, kind in enumerate(kinds)]
-        known["olmo2.attention.sliding_window_pattern"] = windowed
+    said = {key: next((values[name] for name in names if name in values), None) for key, names in _KEYS.items()}
+    hidden = said["embedding_length"]
+    said["feed_forward_length"] = said["feed_forward_length"] or 4 * hidden
+    said["attention.head_count_kv"] = _heads(values)[1]
+    said["attention.value_length"] = said["attention.key_length"]
+    said |= _OWN.get(values["model_type"], lambda values: {})(values)
+    known = {f"{architecture}.{name}": value for name, value in said.items() if value is not None}
+    known = {name: float(value) if name.endswith(_FLOATS) else value for name, value in known.items()}
     return {**known, **{f"tokenizer.ggml.{key}_token_id": i for key, i in (("bos", 1), ("eos", 2))}}
+
+
+def _windowed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Which layers have a window: every fourth has none, where nothing is said."""
+    if not values.get("sliding_window"):
+        return {}
+    kinds = values.get("layer_types") or [None] * values["num_hidden_layers"]
+    windowed = [kind == "sliding_attention" if kind else (i + 1) % 4 != 0 for i, kind in enumerate(kinds)]
+    return {"attention.sliding_window_pattern": windowed}
+
+
+def _delta(values: Mapping[str, Any]) -> dict[str, Any]:
+    inner = values["linear_value_head_dim"] * values["linear_num_value_heads"]
+    return {"ssm.inner_size": inner, "full_attention_interval": 4, "rope.dimension_sections": [11, 11, 10, 0]}
+
+
+def _deepseek(values: Mapping[str, Any]) -> dict[str, Any]:
+    rank, turned = values["kv_lora_rank"], values["qk_rope_head_dim"]
+    scores = {"deepseek_v2": 1, "deepseek_v3": 2}.get(values["model_type"])
+    shape = {"attention.head_count_kv": 1, "attention.key_length": rank + turned, "attention.value_length": rank}
+    heads = values["qk_nope_head_dim"] + turned, values["v_head_dim"]
+    shape |= {"attention.key_length_mla": heads[0], "attention.value_length_mla": heads[1]}
+    if values.get("older"):
+        shape = {"attention.key_length": heads[0], "attention.value_length": heads[1]}
+    dense = values["num_hidden_layers"] if values["model_type"] == "youtu" else values.get("first_k_dense_replace")
+    return {
+        **shape,
+        "expert_feed_forward_length": values.get("moe_intermediate_size") or values["intermediate_size"],
+        "expert_shared_count": values.get("n_shared_experts", 0),
+        "expert_weights_norm": True if values.get("norm_topk_prob") else None,
+        "expert_gating_func": scores, "leading_dense_block_count": dense,
+        "rope.dimension_count": turned,
+    }  # fmt: skip
+
+
+def _normed(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {"expert_gating_func": 2, "expert_weights_norm": values.get("norm_topk_prob")}
+
+
+def _lfm2(values: Mapping[str, Any]) -> dict[str, Any]:
+    heads = [values["num_key_value_heads"] if kind != "conv" else 0 for kind in values["layer_types"]]
+    width = values["intermediate_size"]
+    if values.get("block_auto_adjust_ff_dim"):
+        width = int(values["block_ffn_dim_multiplier"] * int(2 * width / 3))
+        width = -(-width // values["block_multiple_of"]) * values["block_multiple_of"]
+    return {"attention.head_count_kv": heads, "feed_forward_length": width}
+
+
+# What files of a model type say besides.
+_OWN: Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    "olmo3": _windowed, "exaone4": _windowed,
+    "olmo": lambda values: {"attention.layer_norm_epsilon": 1e-5},
+    "nemotron": lambda values: {
+        "attention.layer_norm_epsilon": values["norm_eps"], "attention.layer_norm_rms_epsilon": None,
+    },
+    "mpt": lambda values: {
+        "attention.clamp_kqv": values["attn_config"]["clip_qkv"], "attention.max_alibi_bias": 8.0,
+    },
+    "bloom": lambda values: {"context_length": 2048},
+    "ministral3": lambda values: {
+        "attention.temperature_scale": values["rope_parameters"]["llama_4_scaling_beta"],
+        "rope.scaling.yarn_log_multiplier": values["rope_parameters"]["mscale_all_dim"],
+    },
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"), _deepseek),
+    "glm4_moe": _normed, "dots1": _normed,
+    "gpt_oss": lambda values: {"expert_feed_forward_length": values["intermediate_size"]},
+    "minimax_m2": lambda values: {
+        "expert_feed_forward_length": values["intermediate_size"], "expert_gating_func": 2,
+    },
+    "hunyuan_v1_moe": lambda values: {"expert_feed_forward_length": values["intermediate_size"]},
+    "ernie4_5_moe": lambda values: {
+        "expert_shared_feed_forward_length": values["intermediate_size"] // values["num_key_value_heads"],
+    },
+    "lfm2": _lfm2, "lfm2_moe": lambda values: {**_lfm2(values), "expert_gating_func": 2},
+    "qwen3_next": lambda values: {**_delta(values), "rope.dimension_sections": None},
+    "qwen3_5_text": _delta, "qwen3_5_moe_text": _delta,
+}  # fmt: skip
 
 
 def _rope(values: Mapping[str, Any], architecture: str, metadata: dict[str, Any]) -> Arrays:
@@ -148,9 +266,12 @@ def _rope(values: Mapping[str, Any], architecture: str, metadata: dict[str, Any]
     if "rope_theta" not in rope:
         return {}
     head_dim = values.get("head_dim") or values["hidden_size"] // _heads(values)[0]
+    if rope.get("rope_type") == "dynamic" and rope.get("alpha"):  # HunYuan's
+        rope["rope_theta"] *= rope["alpha"] ** (head_dim / (head_dim - 2))
     metadata[f"{architecture}.rope.freq_base"] = float(rope["rope_theta"])
-    dims = int(head_dim * rope.get("partial_rotary_factor", 1.0))
-    metadata[f"{architecture}.rope.dimension_count"] = dims
+    dims = metadata.setdefault(
+        f"{architecture}.rope.dimension_count", int(head_dim * rope.get("partial_rotary_factor", 1.0))
+    )
     prefix, kind = f"{architecture}.rope.scaling", rope.get("rope_type")
     original = rope.get("original_max_position_embeddings") or values.get("original_max_position_embeddings")
     if kind in ("linear", "yarn"):
@@ -161,6 +282,8 @@ def _rope(values: Mapping[str, Any], architecture: str, metadata: dict[str, Any]
         metadata |= {
             f"{prefix}.yarn_{name}": float(rope[name]) for name in ("beta_fast", "beta_slow") if rope.get(name)
         }
+    if kind == "yarn" and architecture == "deepseek2" and "mscale_all_dim" in rope:
+        metadata[f"{prefix}.yarn_log_multiplier"] = 0.1 * rope["mscale_all_dim"]
     if kind == "longrope":
         stretch = values["max_position_embeddings"] / original
         metadata[f"{prefix}.attn_factor"] = (
@@ -182,44 +305,130 @@ def _llama3_factors(rope: Mapping[str, Any], dims: int) -> np.ndarray:
 
 def _renamed(values: Mapping[str, Any], architecture: str, arrays: Arrays) -> Arrays:
     kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    layers = values.get("num_hidden_layers") or values["n_layer"]
+    layers = next(values[name] for name in _KEYS["block_count"] if name in values)
     names = gguf.get_tensor_name_map(kind, layers)
     heads, kv_heads = _heads(values)
     tensors: Arrays = {}
-    for key, array in _merged(arrays, layers).items():
+    for key, array in _prepared(values, architecture, _merged(arrays, layers)).items():
         if key == "lm_head.weight" and values.get("tie_word_embeddings"):
             continue
         name = names.get_name(key, try_suffixes=(".weight", ".bias"))
-        name = "output.weight" if key == "lm_head.weight" else name
+        name = "output.weight" if key in ("lm_head.weight", "embed_out.weight") else name
         assert name is not None, key
         part = name.split(".")[-2]
         if architecture in PAIRED and part in ("attn_q", "attn_k"):
             array = permuted(array, heads if part == "attn_q" else kv_heads)
-        if architecture.startswith("gemma") and key.endswith("norm.weight"):
+        if architecture in _SHIFTED and key.endswith("norm.weight") and not key.endswith("linear_attn.norm.weight"):
             array = array + 1
         if key.endswith(_SCALED.get(architecture, ())):
             array = array * (values["head_dim"] / values["query_pre_attn_scalar"]) ** 0.5
         if architecture == "gpt2" and ".c_" in key and array.ndim == 2:
             array = array.T
-        if architecture == "falcon" and "query_key_value" in key:
-            groups = array.reshape(kv_heads, heads // kv_heads + 2, -1, *array.shape[1:])
-            parts = (groups[:, :-2], groups[:, -2:-1], groups[:, -1:])
-            array = np.concatenate([part.reshape(-1, *array.shape[1:]) for part in parts])
         tensors[name] = array
     return tensors
+
+
+def _prepared(values: Mapping[str, Any], architecture: str, arrays: Arrays) -> Arrays:
+    """Take apart, put together and turn what converters do."""
+    heads, kv_heads = _heads(values)
+    prepared: Arrays = {}
+    for key, array in arrays.items():
+        key = key.removeprefix("transformer.") if architecture == "bloom" else key
+        key = key.replace("model.language_model.", "model.").replace("language_model.", "")
+        if any(tower in key for tower in ("vision_tower.", "multi_modal_projector.", "visual.")):
+            continue
+        if "query_key_value" in key:  # of Falcon, in groups of heads; of GPT-NeoX and BLOOM, head by head
+            groups = kv_heads if architecture == "falcon" else heads
+            rows = array.reshape(groups, -1, array.shape[0] // _units(heads, groups), *array.shape[1:])
+            parts = (rows[:, :-2], rows[:, -2:-1], rows[:, -1:])
+            array = np.concatenate([part.reshape(-1, *array.shape[1:]) for part in parts])
+        if key.endswith("kv_b_proj.weight") and not values.get("older"):
+            whole = array.reshape(heads, -1, values["kv_lora_rank"])
+            plain = values["qk_nope_head_dim"]
+            prepared[key.replace("kv_b_proj", "k_b_proj")] = whole[:, :plain].swapaxes(1, 2)
+            prepared[key.replace("kv_b_proj", "v_b_proj")] = whole[:, plain:]
+        elif architecture == "gpt-oss" and ".experts." in key:
+            prepared |= _experts_of_gpt_oss(key, array)
+        elif ".input_linear." in key:
+            base = "mlp.experts" if "block_sparse_moe" in key else "mlp.shared_expert"
+            gate, up = np.split(array, 2, axis=-2)
+            before = key.split(".block_sparse_moe")[0].split(".shared_mlp")[0]
+            prepared |= {f"{before}.{base}.gate_proj.weight": gate, f"{before}.{base}.up_proj.weight": up}
+        elif key.endswith("mlp.experts.gate_up_proj"):
+            gate, up = np.split(array, 2, axis=-2)
+            base = key.removesuffix("gate_up_proj")
+            prepared |= {f"{base}gate_proj.weight": gate, f"{base}up_proj.weight": up}
+        elif "linear_attn." in key:
+            prepared |= _linear_attention(values, key, array)
+        else:
+            key = key.replace(".sinks", ".sinks.weight").replace(".expert_bias", ".expert_bias.bias")
+            key = key.replace("e_score_correction_bias", "e_score_correction.bias")
+            key = f"{key}.weight" if key.endswith("mlp.experts.down_proj") else key
+            if key.endswith((".conv.conv.weight", "shared_expert_gate.weight", "e_score_correction.bias")):
+                array = array.squeeze()
+            prepared[key] = array
+    return prepared
+
+
+def _units(heads: int, groups: int) -> int:
+    """How many rows of a head's size a fused q, k and v has: the q of all heads, and a k and a v of each group."""
+    return heads + 2 * groups
+
+
+def _experts_of_gpt_oss(key: str, array: np.ndarray) -> Arrays:
+    base, leaf = key.rsplit(".", 1)
+    part, kind = (leaf.removesuffix("_bias"), "bias") if leaf.endswith("_bias") else (leaf, "weight")
+    array = array if kind == "bias" else array.swapaxes(-1, -2)
+    if part == "down_proj":
+        return {f"{base}.down_proj.{kind}": array}
+    axis = (slice(None), slice(0, None, 2)), (slice(None), slice(1, None, 2))
+    return {f"{base}.{name}.{kind}": array[at] for name, at in zip(("gate_proj", "up_proj"), axis, strict=True)}
+
+
+def _tiled(array: np.ndarray, keys: int, served: int, axis: int = 0) -> np.ndarray:
+    """Order value heads as qwen35's converter does: the first of each key head, then the second of each."""
+    shape = array.shape
+    split = (*shape[:axis], keys, served, shape[axis] // keys // served, *shape[axis + 1 :])
+    return array.reshape(split).swapaxes(axis, axis + 1).reshape(shape)
+
+
+def _linear_attention(values: Mapping[str, Any], key: str, array: np.ndarray) -> Arrays:
+    keys, heads = values["linear_num_key_heads"], values["linear_num_value_heads"]
+    wide, served = values["linear_key_head_dim"], heads // keys
+    base, part = key.split("linear_attn.")
+    tiled = values["model_type"].startswith("qwen3_5")
+    fix = (lambda array, axis=0: _tiled(array, keys, served, axis)) if tiled else (lambda array, axis=0: array)
+    if part == "in_proj_qkvz.weight":
+        rows = array.reshape(keys, -1, array.shape[1])
+        cuts = np.split(rows, np.cumsum([wide, wide, served * values["linear_value_head_dim"]]), axis=1)
+        q, k, v, z = (cut.reshape(-1, array.shape[1]) for cut in cuts)
+        named = {"in_proj_qkv.weight": np.concatenate([q, k, v]), "in_proj_z.weight": z}
+        return {f"{base}linear_attn.{name}": rows for name, rows in named.items()}
+    if part in ("in_proj_qkv.weight", "conv1d.weight"):
+        array = array.squeeze(1) if array.ndim == 3 else array
+        array = np.concatenate([array[: 2 * keys * wide], fix(array[2 * keys * wide :])])
+    elif part == "out_proj.weight":
+        array = fix(array, 1)
+    elif part == "A_log":
+        array = -np.exp(fix(array))
+    elif part == "dt_bias":
+        return {f"{base}linear_attn.dt_proj.bias": fix(array)}
+    elif part in ("in_proj_z.weight", "in_proj_a.weight", "in_proj_b.weight"):
+        array = fix(array)
+    return {key: array}
 
 
 def _merged(arrays: Arrays, layers: int) -> Arrays:
     """Stack what has a tensor for each expert, or each head."""
     merged: dict[str, Any] = {}
     for key, array in arrays.items():
-        for before, after in ((".block_sparse_moe.experts.", ".mlp.experts."), (".mlp.experts.", ".mlp.experts.")):
+        for before in (".block_sparse_moe.experts.", ".feed_forward.experts.", ".mlp.experts."):
             if before in key and key.split(before)[1][0].isdigit():
                 number, leaf = key.split(before)[1].split(".", 1)
                 leaf = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}.get(
                     leaf[:2], leaf.removesuffix(".weight")
                 )
-                merged.setdefault(f"{key.split(before)[0]}{after}{leaf}.weight", {})[int(number)] = array
+                merged.setdefault(f"{key.split(before)[0]}.mlp.experts.{leaf}.weight", {})[int(number)] = array
                 break
         else:
             if ".norms." in key:

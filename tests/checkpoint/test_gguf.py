@@ -20,6 +20,7 @@ from tinyllm.ops.features import ModelFeatures
 Type = gguf.GGMLQuantizationType
 EXACT = {
     Type.Q4_0: 4, Type.Q4_1: 4, Type.Q5_0: 5, Type.Q5_1: 5, Type.Q8_0: 8, Type.Q4_K: 4, Type.Q5_K: 5,
+    Type.MXFP4: 4,
 }  # fmt: skip
 REPACKED = (
     Type.Q2_K,
@@ -30,7 +31,6 @@ REPACKED = (
     Type.IQ3_S,
     Type.IQ2_XXS,
     Type.IQ1_M,
-    Type.MXFP4,
 )
 
 

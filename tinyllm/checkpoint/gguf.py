@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from tinyllm._mx import mx
 from tinyllm.checkpoint.gguf_header import GgufTensor
-from tinyllm.checkpoint.gguf_tensors import GROUP, GgufPart, packing_of
+from tinyllm.checkpoint.gguf_tensors import GROUP, GgufPart, Order, packing_of
 
 __all__ = ["load_part"]
 
@@ -41,20 +41,30 @@ def _dense(info: GgufPart) -> mx.array:
         array = mx.array(words).view(mx.bfloat16) if stored.type.name == "BF16" else mx.array(words)
     else:
         array = mx.concatenate([mx.array(_dequantized(blocks, stored).ravel()) for blocks in _blocks(info)])
-    array = _unpaired(array.reshape(stored.shape), info.pair_heads)
+    array = _ordered(array.reshape(stored.shape), info.order)
+    if info.decay:
+        array = mx.log(-array)
     return array - info.shift if info.shift else array
 
 
 def _packed(info: GgufPart) -> dict[str, mx.array]:
-    """Return the elements, scales and biases of a matrix, (..., columns * bits / 32) and (..., columns / 32)."""
-    take = _TAKEN_APART.get(info.stored.type.name)
-    pieces = [
-        _packed_anew(_dequantized(blocks, info.stored)) if take is None else _words(*take(blocks))
-        for blocks in _blocks(info)
-    ]
+    """Return the elements, scales and biases of a matrix, (..., columns * bits / 32) and (..., columns / 32).
+
+    mxfp4 has no biases.
+    """
+    pieces = [_taken_apart(blocks, info.stored) for blocks in _blocks(info)]
     *rows, _ = info.stored.shape
     arrays = [mx.concatenate(list(same)).reshape(*rows, -1) for same in zip(*pieces, strict=True)]
-    return dict(zip(("weight", "scales", "biases"), (_unpaired(a, info.pair_heads) for a in arrays), strict=True))
+    parts = ("weight", "scales", "biases")[: len(arrays)]
+    return dict(zip(parts, (_ordered(a, info.order) for a in arrays), strict=True))
+
+
+def _taken_apart(blocks: _Bytes, stored: GgufTensor) -> tuple[mx.array, ...]:
+    name = stored.type.name
+    if name == "MXFP4":
+        return _mxfp4(blocks)
+    take = _TAKEN_APART.get(name)
+    return _packed_anew(_dequantized(blocks, stored)) if take is None else _words(*take(blocks))
 
 
 def _blocks(info: GgufPart) -> Iterator[_Bytes]:
@@ -68,11 +78,15 @@ def _blocks(info: GgufPart) -> Iterator[_Bytes]:
             yield np.fromfile(file, np.uint8, count=min(step, count - first) * kind.nbytes).reshape(-1, kind.nbytes)
 
 
-def _unpaired(array: mx.array, heads: int | None) -> mx.array:
-    """Order rows (heads * head_dim, ...) that turn with a neighbour as those that turn with one half a head away."""
-    if heads is not None:
-        rest = array.shape[1:]
-        array = array.reshape(heads, -1, 2, *rest).swapaxes(1, 2).reshape(-1, *rest)
+def _ordered(array: mx.array, order: Order | None) -> mx.array:
+    """Put rows (or columns) into the order that families of config.json have them in."""
+    if order is not None:
+        axis = array.ndim - 1 if order.columns else 0
+        before, after = array.shape[:axis], array.shape[axis + 1 :]
+        first, moved = mx.split(array, [order.start], axis=axis)
+        units = moved.reshape(*before, order.outer, order.first, order.second, -1, *after)
+        moved = units.swapaxes(axis + 1, axis + 2).reshape(moved.shape)
+        array = mx.concatenate([first, moved], axis=axis) if order.start else moved
     mx.eval(array)
     return array
 
@@ -98,11 +112,15 @@ def _packed_anew(values: npt.NDArray[np.float32]) -> tuple[mx.array, mx.array, m
 
 
 def _words(elements: _Bytes, bits: int, scales: _Floats, biases: _Floats) -> tuple[mx.array, mx.array, mx.array]:
+    return _joined(elements, bits), mx.array(scales.ravel()), mx.array(biases.ravel())
+
+
+def _joined(elements: _Bytes, bits: int) -> mx.array:
     """Pack elements (groups, 32) one after the other, the first in the lowest bits: 8 of them fill `bits` bytes."""
     eights = elements.reshape(-1, 8).astype("<u8")
     joined = np.bitwise_or.reduce(eights << (np.arange(8, dtype="<u8") * np.uint64(bits)), axis=1)
     packed = np.ascontiguousarray(joined.view(np.uint8).reshape(-1, 8)[:, :bits])
-    return mx.array(packed.reshape(-1).view("<u4")), mx.array(scales.ravel()), mx.array(biases.ravel())
+    return mx.array(packed.reshape(-1).view("<u4"))
 
 
 # ---------------------------------------------------------------- blocks: (groups, 32) elements, bits, scales, biases
@@ -148,6 +166,11 @@ def _q5_1(blocks: _Bytes) -> _Parts:
 def _q8_0(blocks: _Bytes) -> _Parts:
     d = _halves(blocks, 0)
     return blocks[:, 2:] ^ np.uint8(128), 8, d, d * np.float16(-128)  # signed bytes, counted from the least
+
+
+def _mxfp4(blocks: _Bytes) -> tuple[mx.array, mx.array]:
+    """Elements of four bits, and the power of two that is one byte for 32 of them: MLX has the very same."""
+    return _joined(_nibbles(blocks[:, 1:]), 4), mx.array(np.ascontiguousarray(blocks[:, 0]))
 
 
 def _eight_scales(blocks: _Bytes) -> tuple[_Floats, _Floats]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tinyllm.checkpoint.files import INDEX, find_weight_files
-from tinyllm.checkpoint.gguf_config import FACTORS
+from tinyllm.checkpoint.gguf_facts import FACTORS
 from tinyllm.checkpoint.gguf_header import HeaderTakesMoreError, read_gguf_header
 from tinyllm.checkpoint.summary import check_tokenizer
 from tinyllm.config.config import Config
