@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from tinyllm.checkpoint.gguf_tokenizer import _CUTS, read_tokenizer
+from tinyllm.checkpoint.gguf_cuts import CUTS
+from tinyllm.checkpoint.gguf_tokenizer import read_tokenizer
 from tinyllm.errors import ChatTemplateError, TokenizerError
 from tinyllm.text.tokenizer import Tokenizer
 
@@ -90,10 +91,50 @@ def test_byte_level_ids_are_those_of_the_original(text: str, cut: str) -> None:
 @given(st.text(max_size=40))
 def test_every_way_to_cut_text_loses_none_of_it(text: str) -> None:
     text = text.encode("utf-8", "replace").decode()
-    for name, cut in _CUTS.items():
+    for name, cut in CUTS.items():
         if not cut.composed:
             backend = read_tokenizer(byte_level(pre=name, add_bos_token=False), FILE).backend
             assert backend.decode(backend.encode(text).ids, skip_special_tokens=False) == text
+
+
+def pieces(name: str, text: str) -> list[str]:
+    backend = read_tokenizer(byte_level(pre=name), FILE).backend
+    normal = backend.normalizer.normalize_str(text) if backend.normalizer else text
+    return [normal[start:end] for _, (start, end) in backend.pre_tokenizer.pre_tokenize_str(normal)]
+
+
+# What tells the ways to cut text apart.
+CUT = [
+    ("gpt-2", "We've 1234 x's\n\n y", ["We", "'ve", " 1234", " x", "'s", "\n\n", " y"]),
+    ("smollm", "a 123", ["a", " ", "1", "2", "3"]),
+    ("llama-bpe", "a 12345\n b", ["a", " ", "123", "45", "\n", " b"]),
+    ("lfm2", "Don'T x", ["Don", "'T", " x"]),
+    ("qwen2", "ab12 c", ["ab", "1", "2", " c"]),
+    ("qwen35", "क्या है", ["क्या", " है"]),
+    ("stablelm2", "क्या", ["क", "्य", "ा"]),
+    ("tekken", "camelCase", ["camel", "Case"]),
+    ("gpt-4o", "CamelCase's 1234", ["Camel", "Case's", " ", "123", "4"]),
+    ("kimi-k2", "ab汉字cd 12345", ["ab", "汉字", "cd", " ", "123", "45"]),
+    ("deepseek-llm", "Hello, 12 汉字", ["Hello", ",", " ", "12", " ", "汉字"]),
+    ("deepseek-coder", "a+b 12", ["a", "+", "b", " ", "1", "2"]),
+    ("deepseek-v3", "f(x) 12345", ["f", "(x", ")", " ", "123", "45"]),
+    ("falcon", "a-b 12345", ["a", "-", "b", " ", "123", "45"]),
+    ("bloom", "Hi there, 12.5", ["Hi", " there", ",", " 12", ".", "5"]),
+    ("viking", "a 12", ["a", " ", "1", "2"]),
+    ("superbpe", "the cat 1234567", ["the cat ", "1", "234", "567"]),
+    ("tiny_aya", "1234567 a", ["1", "234", "567", " a"]),
+    ("seed-coder", "a+\n b12", ["a", "+", "\n", " b", "1", "2"]),
+    ("bailingmoe", "I'M 12\n\nb", ["I", "'M", " ", "1", "2", "\n\n", "b"]),
+    ("exaone-moe", "two words 12", ["two words", " ", "1", "2"]),
+    ("jais-2", "a     b", ["a", "    ", " b"]),
+    ("minicpm5", "ab1234", ["ab", "123", "4"]),
+    ("youtu", "한글abc 12", ["한글", "abc", " ", "1", "2"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "wanted"), CUT, ids=[name for name, _, _ in CUT])
+def test_text_is_cut_as_its_model_does(name: str, text: str, wanted: list[str]) -> None:
+    assert pieces(name, text) == wanted
 
 
 def test_pieces_are_merged_by_their_scores() -> None:

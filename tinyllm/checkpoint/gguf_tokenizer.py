@@ -1,7 +1,7 @@
 """The tokenizer in a GGUF file's metadata, as one of the `tokenizers` library. No mlx.
 
 A file names its kind ("gpt2": byte-level BPE; "llama": SentencePiece's BPE) and, of the first kind, how text is cut
-before merging. The patterns of these names are those of the tokenizer.json of the model that each is called after.
+before merging.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tinyllm.checkpoint.gguf_cuts import ADDS_BOS, CUTS, Cut
 from tinyllm.errors import TokenizerError
 
 if TYPE_CHECKING:
@@ -33,64 +34,6 @@ _NAMED = {
 }
 _BLANK = re.compile(rf"[\s{_SPACE}]*")
 _TEMPLATE = "tokenizer.chat_template"
-
-_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_LINES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_ONE_BEFORE = r"[^\r\n\p{L}\p{N}]?"
-
-
-def _words(digits: str) -> str:
-    """Contractions, words, so many digits, punctuation, lines (Llama 3, Qwen 2)."""
-    return rf"{_CONTRACTIONS}|{_ONE_BEFORE}\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_LINES}"
-
-
-def _cased_words(contractions: str, digits: str) -> str:
-    """Words that begin anew where a capital follows a small letter (Tekken, GPT-4o)."""
-    word = rf"{_ONE_BEFORE}{_UPPER}*{_LOWER}+{contractions}|{_ONE_BEFORE}{_UPPER}+{_LOWER}*{contractions}"
-    return rf"{word}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_LINES}"
-
-
-_LLAMA3 = _words(r"\p{N}{1,3}")
-_QWEN2 = _words(r"\p{N}")
-_CHINESE = "[一-龥ࠀ-一가-퟿]+"
-_DEEPSEEK3 = (
-    r"\p{N}{1,3}",
-    "[一-龥぀-ゟ゠-ヿ]+",
-    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
-    "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
-)
-_DEEPSEEK_CODER = ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CHINESE, r"\p{N}")
-
-
-@dataclass(frozen=True)
-class _Cut:
-    """How text is cut: by `patterns` one after the other, or by GPT-2's own where there are none.
-
-    Digits stand alone where they are `single`. Text is in Unicode's normal form C where it is `composed`, and a piece
-    that is a token is taken whole, without merging, where it is `whole`.
-    """
-
-    patterns: Sequence[str] = ()
-    single: bool = False
-    composed: bool = False
-    whole: bool = False
-
-
-_CUTS: Mapping[str, _Cut] = {
-    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo"), _Cut()),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell"), _Cut(single=True)),
-    "command-r": _Cut(single=True, composed=True),
-    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral"), _Cut((_LLAMA3,), whole=True)),
-    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), _Cut((_LLAMA3,))),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _Cut((_QWEN2,), composed=True)),
-    "stablelm2": _Cut((_QWEN2,)),
-    "tekken": _Cut((_cased_words("", r"\p{N}"),), whole=True),
-    "gpt-4o": _Cut((_cased_words(f"{_CONTRACTIONS}?", r"\p{N}{1,3}"),), whole=True),
-    "deepseek-coder": _Cut(_DEEPSEEK_CODER),
-    "deepseek-v3": _Cut(_DEEPSEEK3),
-}
-_ADDS_BOS = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken"})
 
 
 @dataclass(frozen=True)
@@ -177,16 +120,16 @@ def _byte_level(facts: _Facts) -> Backend:
     return backend
 
 
-def _cut_of(facts: _Facts) -> _Cut:
+def _cut_of(facts: _Facts) -> Cut:
     name = facts.value("pre")
-    if not isinstance(name, str) or name not in _CUTS:
+    if not isinstance(name, str) or name not in CUTS:
         raise facts.fail(
-            f"how its tokenizer cuts text is called {name!r:.40}, which tinyllm does not know ({', '.join(_CUTS)})"
+            f"how its tokenizer cuts text is called {name!r:.40}, which tinyllm does not know ({', '.join(CUTS)})"
         )
-    return _CUTS[name]
+    return CUTS[name]
 
 
-def _pre_tokenizer(cut: _Cut) -> Any:
+def _pre_tokenizer(cut: Cut) -> Any:
     from tokenizers import Regex, pre_tokenizers
 
     steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if cut.single else []
@@ -243,7 +186,7 @@ def _add_special(backend: Backend, facts: _Facts) -> None:
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in ordered])
     backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in plain if token])
     pre = facts.value("pre")
-    begins = facts.flag("add_bos_token", pieces or pre in _ADDS_BOS) and "bos_token" in facts.named
+    begins = facts.flag("add_bos_token", pieces or pre in ADDS_BOS) and "bos_token" in facts.named
     ends = facts.flag("add_eos_token", False) and "eos_token" in facts.named
     if begins or ends:
         around = [facts.named["bos_token"] if begins else None, "$A", facts.named["eos_token"] if ends else None]
