@@ -35,6 +35,8 @@ TEXT = "the one 12 <|im_start|>two"
 NAMED = [
     "llama", "llama-llama3", "gemma2", "qwen3", "olmo2", "gpt2", "falcon", "falcon-new", "falcon-new-one-norm",
     "mixtral", "qwen3-moe", "olmoe", "phi3", "phi3-longrope-short", "starcoder2", "stablelm",
+    "gpt-oss-defaults", "glm4", "glm4-moe", "lfm2-moe", "phi", "granitemoeshared", "gpt-neox", "bloom", "mpt",
+    "gpt-bigcode", "exaone", "hunyuan-v1-moe", "ernie4-5-moe", "minimax-m2", "qwen3-next", "qwen3-5-text", "cohere2",
 ]  # fmt: skip
 
 
@@ -64,6 +66,17 @@ def test_names_shapes_and_logits_are_those_that_were_published(name: str, tmp_pa
     ids, numbers = expected(name)
     found = load_model(tmp_path / "folder", dtype=mx.float32)(ids)[0]
     assert difference(found, numbers) <= TOLERANCE
+
+
+def test_latents_that_a_file_has_apart_stay_so_as_in_folders_of_mlx_lm(tmp_path: Path) -> None:
+    file = convert_golden("deepseek_v3", tmp_path / "model.gguf", tokenizer=True)
+    convert(file, tmp_path / "folder")
+    names = shapes(tmp_path / "folder")
+    assert names["model.layers.0.self_attn.embed_q.weight"] == (4, 12, 8)
+    assert names["model.layers.0.self_attn.unembed_out.weight"] == (4, 10, 12)
+    assert "model.layers.0.self_attn.kv_b_proj.weight" not in names
+    ids, numbers = expected("deepseek_v3")
+    assert difference(load_model(tmp_path / "folder", dtype=mx.float32)(ids)[0], numbers) <= TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["gpt2", "falcon-new", "mixtral", "phi3"])

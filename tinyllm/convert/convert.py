@@ -71,7 +71,7 @@ def convert(
         raise UsageError(f"{target}: is there already, and is never overwritten: name a new folder")
     store = WeightStore.from_path(source).cast(dtype)
     conversion = Conversion(
-        store, _choose(store, recipe, dequantize), published(store.config) if is_gguf(source) else None
+        store, _choose(store, recipe, dequantize), published(store.config, store.names) if is_gguf(source) else None
     )
     with _folder_to_be(target, conversion.nbytes) as folder:
         if is_gguf(source):
@@ -88,7 +88,7 @@ def convert(
 def _choose(store: WeightStore, recipe: Recipe | None, dequantize: bool) -> Choice:
     if dequantize:
         return Choice({}, {})
-    return as_stored(store) if recipe is None else choose(store.config, recipe)
+    return as_stored(store) if recipe is None else choose(store.config, recipe, store.names)
 
 
 def _write(conversion: Conversion, folder: Path, shard_bytes: int, progress: Progress) -> None:

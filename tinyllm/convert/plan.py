@@ -11,7 +11,7 @@ from tinyllm._mx import mx
 from tinyllm.checkpoint.tensor_table import StoredTensor
 from tinyllm.checkpoint.weights import DTYPES, QuantizedWeight, WeightStore
 from tinyllm.config.quantization import QuantFormat
-from tinyllm.config.tensors import tensor_shapes
+from tinyllm.config.tensors import stored_shapes
 from tinyllm.convert.naming import FileTensor, file_names, is_known
 from tinyllm.convert.pieces import as_filed, fused
 from tinyllm.convert.recipe import Choice
@@ -50,8 +50,8 @@ class Conversion:
         """
         self._store = store
         self._unpacked = store if filed is None else store.cast(store.dtype, expand=True)
-        self._filed = {name: store.stored(name) for name in tensor_shapes(store.config)} if filed is None else filed
-        self._shapes = tensor_shapes(store.config)
+        self._shapes = stored_shapes(store.config, store.names)
+        self._filed = {name: store.stored(name) for name in self._shapes} if filed is None else filed
         self.dense = choice.dense
         self._stacks = any(form is not None and _EXPERTS in module for module, form in choice.forms.items())
         self.forms: dict[str, QuantFormat] = {}
@@ -175,7 +175,8 @@ class Conversion:
 
 def as_stored(store: WeightStore) -> Choice:
     """Choose for every matrix the form that it has."""
-    modules = [name.removesuffix(".weight") for name in tensor_shapes(store.config) if name.endswith(".weight")]
+    names = stored_shapes(store.config, store.names)
+    modules = [name.removesuffix(".weight") for name in names if name.endswith(".weight")]
     return Choice({module: store.form(module) for module in modules}, {})
 
 

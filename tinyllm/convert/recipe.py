@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from tinyllm.config.config import Config
 from tinyllm.config.quantization import MODES, QuantFormat
-from tinyllm.config.tensors import EMBEDDING, LM_HEAD, tensor_shapes
+from tinyllm.config.tensors import EMBEDDING, LM_HEAD, stored_shapes
 from tinyllm.errors import UsageError
 
 __all__ = ["MIXED", "Choice", "Recipe", "choose", "read_format", "read_recipe"]
@@ -89,18 +89,21 @@ def read_recipe(text: str, default: QuantFormat) -> Recipe:
     return Recipe(default, tuple(patterns), mixed)
 
 
-def choose(config: Config, recipe: Recipe) -> Choice:
-    """Decide for every matrix of a model. Raises UsageError for a pattern that fits none of them."""
+def choose(config: Config, recipe: Recipe, names: Container[str] = ()) -> Choice:
+    """Decide for every matrix of a model, of which a checkpoint has these `names`.
+
+    Raises UsageError for a pattern that fits none of them.
+    """
     rule = _mixed(config, recipe.default) if recipe.mixed else lambda module: recipe.default
     forms: dict[str, QuantFormat | None] = {}
     dense: dict[str, str] = {}
     unused = {pattern for pattern, _ in recipe.patterns}
-    for name, shape in tensor_shapes(config).items():
+    for name, shape in stored_shapes(config, names).items():
         module = name.removesuffix(".weight")
         if len(shape) < 2 or module == name:
             continue
-        names = _names(module, config)
-        fitting = [(pattern, form) for pattern, form in recipe.patterns if _fits(pattern, names)]
+        called = _names(module, config)
+        fitting = [(pattern, form) for pattern, form in recipe.patterns if _fits(pattern, called)]
         unused -= {pattern for pattern, _ in fitting}
         form = fitting[0][1] if fitting else rule(module)
         reason = None if form is None else _why_dense(module, shape, form)
