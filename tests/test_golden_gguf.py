@@ -18,7 +18,7 @@ from tinyllm.checkpoint.gguf_architectures import ARCHITECTURES as KNOWN
 from tinyllm.checkpoint.gguf_config import config_values
 from tinyllm.checkpoint.gguf_header import read_gguf_header
 from tinyllm.checkpoint.weights import QuantizedWeight, WeightStore
-from tinyllm.errors import TensorMismatchError, UnsupportedModelError
+from tinyllm.errors import TensorMismatchError, TinyllmError, UnsupportedModelError
 from tinyllm.model.load import load_model
 
 Type = gguf.GGMLQuantizationType
@@ -131,3 +131,24 @@ def test_what_is_of_another_kind_of_layer_is_refused_by_name(name: str, tensor: 
     file = convert_golden(name, tmp_path / "model.gguf", spare=spare)
     with pytest.raises(TensorMismatchError, match="surplus 1"):
         WeightStore.from_path(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("llama", {"llama.attention.head_count": 1 << 20, "llama.attention.head_count_kv": 1 << 20}),
+        ("ministral3", {"mistral3.attention.head_count": 10**9}),
+        ("qwen3-5-text", {"qwen35.ssm.group_count": 3}),
+        ("deepseek_v3", {"deepseek2.rope.dimension_count": 1 << 20}),
+        ("glm4-moe", {"glm4moe.nextn_predict_layers": 9}),
+        ("glm4-moe", {"glm4moe.expert_gating_func": 1}),
+        ("lfm2", {"lfm2.attention.head_count_kv": [1, 2, 4, 0]}),
+        ("cohere2", {"cohere2.attention.sliding_window_pattern": [True]}),
+    ],
+)
+def test_what_a_file_says_of_itself_wrongly_is_refused_in_one_line(
+    name: str, said: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(TinyllmError) as failure:
+        WeightStore.from_path(convert_golden(name, tmp_path / "model.gguf", metadata=said))
+    assert "model.gguf" in str(failure.value) and str(failure.value).isprintable()

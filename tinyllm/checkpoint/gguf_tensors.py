@@ -300,7 +300,7 @@ def _order(
     if order is None:
         return None
     along = stored.shape[-1] if order.columns else (stored.shape or (0,))[0] - order.start
-    units = order.outer * order.first * order.second
+    units = order.outer * max(order.first, 1) * order.second
     packed = GROUP if order.columns and packing_of(stored) is not None else 1
     if along <= 0 or along % (units * packed):
         raise TensorMismatchError(
