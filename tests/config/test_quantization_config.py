@@ -81,6 +81,16 @@ def test_fault_05_an_override_that_leaves_a_value_out_takes_mlxs_default() -> No
     assert quantization.format_of(DOWN) == QuantFormat(4, 64)
 
 
+def test_null_is_mlxs_default_as_mixed_recipes_of_mlx_lm_write_it() -> None:
+    """`mlx_lm.convert -q --quant-predicate mixed_3_6` writes this."""
+    packing = {"bits": 4, "group_size": 128, UP: {"group_size": None, "bits": 3, "mode": "affine"}}
+    assert read(packing).format_of(UP) == QuantFormat(3, 64)
+    assert read({**packing, UP: {"group_size": None, "bits": None, "mode": "mxfp8"}}).format_of(UP) == QuantFormat(
+        8, 32, "mxfp8"
+    )
+    assert read({"bits": 4, "group_size": None}).default == QuantFormat(4, 64)
+
+
 # Fault 06: the formats of other libraries; tests/checkpoint/test_forms.py has those that are read.
 
 
@@ -169,7 +179,6 @@ def test_fault_05_an_override_of_a_fused_matrix_is_one_of_each_part() -> None:
         {"bits": 4.0, "group_size": 64},
         {"bits": True, "group_size": 64},
         {"bits": 10**400, "group_size": 64},
-        {"bits": 4, "group_size": None},
         {**DEFAULT, "mode": "int4"},
         {**DEFAULT, "mode": None},
         {**DEFAULT, "mode": ["affine"]},

@@ -119,15 +119,18 @@ def _read_override(packed: ConfigReader, module: str) -> QuantFormat | Literal[T
 
 
 def _read_format(reader: ConfigReader) -> QuantFormat:
-    """Read one format; what it leaves out is MLX's default, for an override too (not the checkpoint's format)."""
+    """Read one format; what it leaves out, or has as null, is MLX's default, for an override too.
+
+    mlx-lm's mixed recipes write a null group for every module, where none was asked for.
+    """
     mode = reader.read(Key("mode", str, "affine"))
     if mode not in MODES:
         raise UnsupportedQuantizationError(
             f"{reader.source}: quantisation mode {mode!r} is not one that tinyllm reads ({', '.join(MODES)})"
         )
     bits_known, groups_known = MODES[mode]
-    bits = reader.read(Key("bits", int, bits_known[0]))
-    group_size = reader.read(Key("group_size", int, groups_known[0]))
+    bits = _or_default(reader.read(Key("bits", int, None, nullable=True)), bits_known)
+    group_size = _or_default(reader.read(Key("group_size", int, None, nullable=True)), groups_known)
     if bits not in bits_known or group_size not in groups_known:
         raise reader.fail(
             ConfigError,
@@ -136,3 +139,7 @@ def _read_format(reader: ConfigReader) -> QuantFormat:
         )
     reader.discard(["quant_method", "linear_class"])
     return QuantFormat(bits=bits, group_size=group_size, mode=mode)
+
+
+def _or_default(said: int | None, known: tuple[int, ...]) -> int:
+    return known[0] if said is None else said
