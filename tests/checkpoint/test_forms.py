@@ -548,6 +548,51 @@ def test_a_matrix_that_groups_do_not_divide_is_named(tmp_path: Path) -> None:
         WeightStore.from_path(packed)
 
 
+def biased(value: float) -> Callable[[Tensors], None]:
+    """Give every packed matrix a bias, as AutoGPTQ did."""
+
+    def change(tensors: Tensors) -> None:
+        for name in [name for name in tensors if name.endswith(".scales")]:
+            rows = tensors[name].shape[1]
+            tensors[name.replace(".scales", ".bias")] = np.full(rows, value, np.float16)
+
+    return change
+
+
+def test_biases_of_zeros_that_a_model_has_not_are_left_out(tmp_path: Path) -> None:
+    """AutoGPTQ wrote one for every matrix; where a model has biases they are kept."""
+    folder = changed(tmp_path, "gptq-4-64", biased(0), tmp_path)
+    store = store_of(folder)
+    assert store.linear(UP).bias is None
+    assert open_subject(str(folder), report=lambda line: None).problems == {}
+    assert logits(folder).std() > 0.1
+    values = json.loads((folder / "config.json").read_text())
+    tiny.write_json(folder / "config.json", {**values, "mlp_bias": True})
+    assert store_of(folder).linear(UP).bias is not None
+
+
+def test_biases_that_a_model_has_not_and_that_add_something_are_refused(tmp_path: Path) -> None:
+    folder = changed(tmp_path, "gptq-4-64", biased(0.5), tmp_path)
+    with pytest.raises(TensorMismatchError, match=r"down_proj.bias is not zero"):
+        WeightStore.from_path(folder)
+
+
+def test_scales_of_packed_caches_are_left_out(tmp_path: Path) -> None:
+    """As AutoFP8 writes them; caches are not packed here unless a person asks for it."""
+
+    def change(tensors: Tensors) -> None:
+        for part in ("k_proj.kv_scale", "v_proj.output_scale", "kv_scale"):
+            tensors[f"model.layers.0.self_attn.{part}"] = np.ones((1,), np.float32)
+
+    plain = logits(changed(tmp_path, "fp8-whole", lambda tensors: None, tmp_path))
+    (tmp_path / "scaled").mkdir()
+    folder = changed(tmp_path, "fp8-whole", change, tmp_path / "scaled")
+    values = json.loads((folder / "config.json").read_text())
+    values["quantization_config"]["kv_cache_scheme"] = "static"
+    tiny.write_json(folder / "config.json", values)
+    assert np.array_equal(logits(folder), plain)
+
+
 def test_columns_sorted_by_activation_are_refused_by_name(tmp_path: Path) -> None:
     def shuffle(tensors: Tensors) -> None:
         tensors[f"{UP}.g_idx"] = tensors[f"{UP}.g_idx"][::-1]

@@ -32,7 +32,7 @@ __all__ = ["TYPES_OF_PARTS", "MadeTensor", "Source", "restate"]
 TYPES_OF_PARTS = frozenset({"I8", "I32", "I64", "F8_E4M3"})  # beside those that canonical tensors are of
 _FLOATS = ("F16", "BF16", "F32")
 # What activations, caches and sizes are described with: nothing of it is needed to compute in floating point.
-_UNUSED = re.compile(r"\.((input|output|activation|q|k|v)_(scale|zero_point)|input_scale_ub|weight_shape)$")
+_UNUSED = re.compile(r"\.((input|output|activation|q|k|v|kv)_(scale|zero_point)|input_scale_ub|weight_shape)$")
 
 
 @dataclass(frozen=True)

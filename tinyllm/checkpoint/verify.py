@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from tinyllm.checkpoint.folded import folded
 from tinyllm.checkpoint.gguf_header import is_gguf
 from tinyllm.checkpoint.tensor_table import StoredTensor
 from tinyllm.config.config import Config
+from tinyllm.config.packings import Gptq
 from tinyllm.config.quantization import QuantFormat
 from tinyllm.config.tensors import LM_HEAD, stored_shapes
 from tinyllm.errors import TensorMismatchError
@@ -44,7 +45,8 @@ class Comparison:
 def check_tensors(tensors: Mapping[str, StoredTensor], config: Config, folder: Path) -> frozenset[str]:
     """Compare `tensors` (canonical name -> info) with what `config` needs; return the names that are of no use.
 
-    Raises TensorMismatchError with everything that is missing, surplus or mis-shaped in one line.
+    Biases of GPTQ's among them are to be zero, which their bytes say. Raises TensorMismatchError with everything that
+    is missing, surplus or mis-shaped in one line.
     """
     found = compare(tensors, config)
     problems = [_group(kind, details) for kind, details in found.problems.items()]
@@ -56,7 +58,7 @@ def check_tensors(tensors: Mapping[str, StoredTensor], config: Config, folder: P
 def compare(tensors: Mapping[str, StoredTensor], config: Config) -> Comparison:
     """Compare `tensors` (canonical name -> info) with what `config` needs."""
     needed, contradictions = _needs(tensors, config)
-    ignored = {name for name in tensors.keys() - needed.keys() if _is_of_no_use(name, config)}
+    ignored = {name for name in tensors.keys() - needed.keys() if _is_of_no_use(name, tensors, config)}
     present = {name: (tensors[name], need) for name, need in needed.items() if name in tensors}
     problems = {
         "missing": {name: name for name in needed.keys() - tensors.keys()},
@@ -109,9 +111,16 @@ def _packed(module: str, shape: tuple[int, ...], form: QuantFormat) -> dict[str,
     return needed | {f"{module}.scales": Need(groups, ("U8",))}
 
 
-def _is_of_no_use(name: str, config: Config) -> bool:
+def is_spare_bias(name: str, tensors: Container[str], config: Config) -> bool:
+    """Whether a name is of a bias that a layer may not have, but AutoGPTQ wrote for every matrix: of zeros."""
+    stored = None if config.quantization is None else config.quantization.stored
+    module, _, leaf = name.rpartition(".")
+    return leaf == "bias" and f"{module}.scales" in tensors and isinstance(stored and stored.packing, Gptq)
+
+
+def _is_of_no_use(name: str, tensors: Container[str], config: Config) -> bool:
     spare_head = config.tie_word_embeddings and name.startswith(LM_HEAD.removesuffix("weight"))
-    return spare_head or _RECOMPUTED.search(name) is not None
+    return spare_head or _RECOMPUTED.search(name) is not None or is_spare_bias(name, tensors, config)
 
 
 def _named(folder: Path) -> str:

@@ -17,7 +17,7 @@ from tinyllm.checkpoint.quantization import make
 from tinyllm.checkpoint.safetensors_header import TensorInfo
 from tinyllm.checkpoint.summary import memory_bytes
 from tinyllm.checkpoint.tensor_table import StoredTensor
-from tinyllm.checkpoint.verify import check_tensors
+from tinyllm.checkpoint.verify import check_tensors, is_spare_bias
 from tinyllm.config.config import Config
 from tinyllm.config.quantization import QuantFormat
 from tinyllm.config.tensors import EMBEDDING, LM_HEAD
@@ -121,6 +121,9 @@ class WeightStore:
             logger.warning("%s: the index is stale; model.safetensors holds every tensor, and is read alone", folder)
         if LM_HEAD in useless and not _same_bytes(tensors[LM_HEAD], tensors[EMBEDDING]):
             logger.warning("%s: %s differs from the embedding that it is tied to, and is not used", folder, LM_HEAD)
+        for name in sorted(useless):
+            if is_spare_bias(name, tensors, config) and not _is_zero(tensors[name]):
+                raise TensorMismatchError(f"{folder}: {name} is not zero, but config.json has no bias there")
         return cls({name: info for name, info in tensors.items() if name not in useless}, config)
 
     def cast(self, dtype: mx.Dtype | None, *, expand: bool = False) -> WeightStore:
@@ -337,6 +340,22 @@ def _join(arrays: Sequence[mx.array], axis: int) -> mx.array:
 def _joined(arrays: Sequence[mx.array | None], axis: int) -> mx.array | None:
     present = [array for array in arrays if array is not None]
     return _join(present, axis) if present else None
+
+
+def _is_zero(stored: StoredTensor) -> bool:
+    """Whether a tensor's bytes in the files are all zero."""
+    for part in stored.parts:
+        if not isinstance(part, TensorInfo):
+            return False
+        with part.file.open("rb") as file:
+            file.seek(part.start)
+            left = part.nbytes
+            while left:
+                chunk = file.read(min(left, 1 << 20))
+                if not chunk or chunk.strip(b"\0"):
+                    return False
+                left -= len(chunk)
+    return True
 
 
 def _same_bytes(head: StoredTensor, embedding: StoredTensor) -> bool:

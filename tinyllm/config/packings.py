@@ -30,9 +30,10 @@ _AWQ_INERT = frozenset(
     "backend do_fuse exllama_config fuse_max_seq_len inplace modules_to_fuse modules_to_not_convert".split()
 )
 _FP8_INERT = frozenset(
-    "activation_scale_ub activation_scheme dequantize ignored_layers modules_to_convert modules_to_not_convert"
-    " scale_fmt".split()
-)  # which matrices are in 8 bits, and the type of scales, is seen in the files; activations are not quantised here
+    "activation_scale_ub activation_scheme dequantize ignored_layers kv_cache_scheme modules_to_convert"
+    " modules_to_not_convert scale_fmt".split()
+)  # which matrices are in 8 bits, and the type of scales, is seen in the files; activations and caches are not
+# quantised here
 _COMPRESSED_INERT = frozenset(
     "dequantize global_compression_ratio ignore kv_cache_scheme quantization_status run_compressed"
     " use_optimized_inference version".split()
