@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
+from step_memory import bytes_of_steps
 
 from tinyllm._mx import mx
 from tinyllm.config.config import Config
@@ -191,25 +192,11 @@ def test_a_step_copies_no_packed_pool(tmp_path: Path, layers: int, compiled: boo
     """Bytes of a decode step, not its time, in a pool of 12 pages and in one of 300."""
     overrides = {**PACKABLE, "num_hidden_layers": layers, "intermediate_size": 32}
     model = load_model(tiny.write_checkpoint(tmp_path, config_overrides=overrides))
-    peaks = []
-    for pages in (12, 300):
-        engine = make(model, 8, page_size=16, compiled=compiled, max_rows=3)
-        big = engine.pools.manager.open(())
-        engine.pools.manager.reserve(big, pages * 16)
-        engine.pools.manager.release(big)
-        for i in range(3):
-            engine.add(Request(prompt(20, i), 40))
-        seen = 0
-        while seen < 12:
-            seen += sum(output.token_id is not None for output in engine.step())
-        mx.clear_cache()
-        mx.reset_peak_memory()
-        before = mx.get_active_memory()
-        for _ in range(4):
-            engine.step()
-        peaks.append(mx.get_peak_memory() - before)
+    small, large = (
+        bytes_of_steps(make(model, 8, page_size=16, compiled=compiled, max_rows=3), pages) for pages in (12, 300)
+    )
     smallest_array = (300 - 12) * 16 * 2 * 4  # the scales of one layer, of two heads
-    assert peaks[1] - peaks[0] < smallest_array / 2, f"a step needs {peaks} bytes in a small and a large pool"
+    assert large - small < smallest_array / 2, f"a step needs {small} bytes in a small pool, {large} in a large one"
 
 
 # ---------------------------------------------------------------- plans

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from golden_cases import GOLDEN
+from step_memory import bytes_of_steps
 
 from tinyllm._mx import mx
 from tinyllm.engine.engine import Engine
@@ -102,26 +103,11 @@ def test_one_cancelled_in_the_middle_of_a_step_leaves_no_state_that_is_of_more_t
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_step_copies_no_pool(model: ModelForCausalLM, compiled: bool) -> None:
     """Bytes of decode steps, not their time, in a pool of 12 pages and in one of 3,000."""
-    peaks = []
-    for pages in (12, 3000):
-        engine = Engine(model, page_size=8, compiled=compiled, max_rows=3)
-        big = engine.pools.manager.open(())
-        engine.pools.manager.reserve(big, pages * 8)
-        engine.pools.manager.release(big)
-        for i in range(3):
-            engine.add(Request(prompt(20, i), max_tokens=60))
-        seen = 0
-        while seen < 12:
-            seen += sum(output.token_id is not None for output in engine.step())
-        mx.clear_cache()
-        mx.reset_peak_memory()
-        before = mx.get_active_memory()
-        for _ in range(4):
-            engine.step()
-        peaks.append(mx.get_peak_memory() - before)
-    states = next(pool for pool in engine.pools.pools if pool.states)
+    engines = [Engine(model, page_size=8, compiled=compiled, max_rows=3) for _ in range(2)]
+    small, large = (bytes_of_steps(engine, pages) for engine, pages in zip(engines, (12, 3000), strict=True))
+    states = next(pool for pool in engines[1].pools.pools if pool.states)
     least = min(array.nbytes for array in states.flat)
-    assert peaks[1] - peaks[0] < least / 2, f"steps need {peaks} bytes in a small and a large pool"
+    assert large - small < least / 2, f"steps need {small} bytes in a small pool, {large} in a large one"
 
 
 @pytest.mark.parametrize("length", [32, 37])
