@@ -1,6 +1,6 @@
 """What a row of the table of families is made of, and the rules that several rows have in common. No mlx.
 
-A field of a row is a constant of the architecture, a `Key` to be read, or something computed `Of` one or `OfAll`. The
+A field of a row is a constant of the architecture, a `Key` to be read, or something computed `of` one or several. The
 defaults of keys are those of the config classes of transformers 5.24, since config.json may leave out what equals
 them.
 """
@@ -25,39 +25,20 @@ LayerRule = Callable[[ConfigReader, int], tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
-class Of:
-    """A function of what a key says."""
-
-    key: Key
-    function: Callable[[Any], Any]
-
-    def read(self, reader: ConfigReader) -> Any:
-        """Read the key, and apply the function."""
-        return self.function(reader.read(self.key))
-
-
-@dataclass(frozen=True)
 class Found:
-    """What a function makes of several keys, which it reads itself."""
+    """What a function makes of keys, which it reads itself."""
 
     read: Callable[[ConfigReader], Any]
 
 
-@dataclass(frozen=True)
-class OfAll:
-    """A function of what several keys say, in their order."""
-
-    keys: tuple[Key, ...]
-    function: Callable[..., Any]
-
-    def read(self, reader: ConfigReader) -> Any:
-        """Read the keys, and apply the function."""
-        return self.function(*(reader.read(key) for key in self.keys))
+def of(function: Callable[..., Any], *keys: Key) -> Found:
+    """Return what a function makes of what keys say, in their order."""
+    return Found(lambda reader: function(*(reader.read(key) for key in keys)))
 
 
-def when(name: str, value: Any, default: bool = False) -> Of:
+def when(name: str, value: Any, default: bool = False) -> Found:
     """Return what is `value` where the flag `name` is true, else None."""
-    return Of(Key(name, bool, default), lambda flag: value if flag else None)
+    return of(lambda flag: value if flag else None, Key(name, bool, default))
 
 
 def scaling_by_position(absent: Mapping[str, Any], longest: Key) -> Found:
@@ -85,7 +66,7 @@ def resolve(row: Any, reader: ConfigReader) -> dict[str, Any]:
 def _resolved(value: Any, reader: ConfigReader) -> Any:
     if isinstance(value, Key):
         return reader.read(value)
-    return value.read(reader) if isinstance(value, Of | OfAll | Found) else value
+    return value.read(reader) if isinstance(value, Found) else value
 
 
 # ---------------------------------------------------------------- which layer is of which kind
@@ -286,7 +267,7 @@ class Family:
     rope_parameters: Mapping[str, Any] = field(default_factory=dict)  # where config.json has none
     rope_inert: frozenset[str] = frozenset()  # keys in these that are read elsewhere, or have no effect
     rope_alpha: bool = False  # whether "dynamic" may mean an `alpha`
-    alibi: Alibi | OfAll | None = None
+    alibi: Alibi | Found | None = None
     position_offset: int = 0  # of learned positions
 
     activation: Any = Key("hidden_act", str, "silu")
@@ -300,7 +281,7 @@ class Family:
     norm_weight: Any = True
     norm_bias: Any = False
     norm_offset: Any = 0.0
-    placement: Placement | Of | OfAll = "pre"
+    placement: Placement | Found = "pre"
     shared_norm: Any = False
     embed_norm: Any = False
     final_norm: Any = True

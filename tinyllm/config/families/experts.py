@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from tinyllm.config.families import keys
 from tinyllm.config.family import (
     CHUNKED,
     FULL,
@@ -14,12 +15,12 @@ from tinyllm.config.family import (
     Family,
     Found,
     LayerRule,
-    Of,
     all_but_every,
     all_sliding,
     every,
     flags,
     listed,
+    of,
     when,
 )
 from tinyllm.config.fused import Split, paired_gate_up, stacked_gate_up
@@ -27,19 +28,7 @@ from tinyllm.config.layers import QueryScaling
 from tinyllm.config.reader import ConfigReader, Key
 from tinyllm.errors import ConfigError, UnsupportedModelError
 
-# ---------------------------------------------------------------- keys that many have, with defaults of their own
-
-
-def _kv_heads(default: int | None) -> Key:
-    return Key("num_key_value_heads", int, default, nullable=True, minimum=1)
-
-
-def _context(default: int) -> Key:
-    return Key("max_position_embeddings", int, default, minimum=1)
-
-
-def _eps(default: float) -> Key:
-    return Key("rms_norm_eps", float, default, minimum=0)
+# ---------------------------------------------------------------- keys of theirs, and rules
 
 
 def _count(name: str, default: int, *also: str) -> Key:
@@ -47,8 +36,6 @@ def _count(name: str, default: int, *also: str) -> Key:
 
 
 _MLP_SIZE = Key("intermediate_size", int, minimum=1)
-_ATTENTION_BIAS = Key("attention_bias", bool, False)
-_WINDOW = Key("sliding_window", int, None, nullable=True, minimum=1)
 _TRAINING = frozenset({"router_aux_loss_coef", "router_jitter_noise"})
 
 
@@ -126,12 +113,12 @@ _QWEN_EXPERTS = Key("num_experts", int, 128, minimum=0, also=("num_local_experts
 
 _QWEN3_MOE = Family(
     "qwen3_moe",
-    num_key_value_heads=_kv_heads(4),
-    max_position_embeddings=_context(32768),
+    num_key_value_heads=keys.kv_heads(4),
+    max_position_embeddings=keys.positions(32768),
     layer_types=all_sliding,
     sliding_window=Found(_window_where_used),
-    qkv_bias=_ATTENTION_BIAS,
-    output_bias=_ATTENTION_BIAS,
+    qkv_bias=keys.ATTENTION_BIAS,
+    output_bias=keys.ATTENTION_BIAS,
     qk_norm="head",
     experts=Experts(
         layers=_every_step_but_listed,
@@ -156,7 +143,7 @@ def _every_other_before_max_window_layers(reader: ConfigReader, layers: int) -> 
 _QWEN2_MOE = replace(
     _QWEN3_MOE,
     model_type="qwen2_moe",
-    num_key_value_heads=_kv_heads(16),
+    num_key_value_heads=keys.kv_heads(16),
     layer_types=listed(_every_other_before_max_window_layers),
     qkv_bias=Key("qkv_bias", bool, True),
     output_bias=False,
@@ -176,17 +163,17 @@ _QWEN2_MOE = replace(
 
 _MIXTRAL = Family(
     "mixtral",
-    num_key_value_heads=_kv_heads(8),
-    max_position_embeddings=_context(4096 * 32),
+    num_key_value_heads=keys.kv_heads(8),
+    max_position_embeddings=keys.positions(4096 * 32),
     layer_types=all_sliding,
-    sliding_window=_WINDOW,
+    sliding_window=keys.window(None),
     rope_theta=1e6,
     experts=Experts(
         num_experts=_count("num_local_experts", 8, "num_experts"),
         top_k=_count("num_experts_per_tok", 2),
         intermediate_size=_MLP_SIZE,
     ),
-    norm_eps=_eps(1e-5),
+    norm_eps=keys.eps(1e-5),
     inert=_TRAINING,
     renames=_MIXTRAL_NAMES,
     splits=_SPLITS,
@@ -195,8 +182,8 @@ _MIXTRAL = Family(
 _MINIMAX_M2 = replace(
     _MIXTRAL,
     model_type="minimax_m2",
-    head_dim=Key("head_dim", int, 128, nullable=True, minimum=1),
-    max_position_embeddings=_context(196608),
+    head_dim=keys.head_dim(128),
+    max_position_embeddings=keys.positions(196608),
     layer_types=Family.layer_types,
     sliding_window=None,
     qk_norm="whole",
@@ -209,7 +196,7 @@ _MINIMAX_M2 = replace(
         scoring="sigmoid",
         selection_bias=True,
     ),
-    norm_eps=_eps(1e-6),
+    norm_eps=keys.eps(1e-6),
     inert=_TRAINING | {"use_mtp", "num_mtp_modules", "mtp_transformer_layers", "shared_moe_mode"},
     refused={
         "attn_type_list": lambda value: isinstance(value, list) and set(map(str, value)) <= {"1"},
@@ -225,8 +212,8 @@ _MINIMAX_M2 = replace(
 _PHIMOE = replace(
     _MIXTRAL,
     model_type="phimoe",
-    qkv_bias=_ATTENTION_BIAS,
-    output_bias=_ATTENTION_BIAS,
+    qkv_bias=keys.ATTENTION_BIAS,
+    output_bias=keys.ATTENTION_BIAS,
     original_max_position_embeddings=Key("original_max_position_embeddings", int, None, nullable=True, minimum=1),
     experts=Experts(
         num_experts=_count("num_local_experts", 16, "num_experts"),
@@ -248,11 +235,11 @@ _PHIMOE = replace(
 
 _GPT_OSS = Family(
     "gpt_oss",
-    num_key_value_heads=_kv_heads(8),
-    head_dim=Key("head_dim", int, 64, nullable=True, minimum=1),
-    max_position_embeddings=_context(131072),
+    num_key_value_heads=keys.kv_heads(8),
+    head_dim=keys.head_dim(64),
+    max_position_embeddings=keys.positions(131072),
     layer_types=listed(every(2)),
-    sliding_window=replace(_WINDOW, default=128),
+    sliding_window=keys.window(128),
     qkv_bias=Key("attention_bias", bool, True),
     output_bias=Key("attention_bias", bool, True),
     sinks=True,
@@ -275,7 +262,7 @@ _GPT_OSS = Family(
         router_bias=True,
         bias=True,
     ),
-    norm_eps=_eps(1e-5),
+    norm_eps=keys.eps(1e-5),
     inert=_TRAINING | {"initial_context_length"},
     refused={"hidden_act": lambda value: value == "silu", "swiglu_alpha": lambda value: value == 1.702},
     renames=(_ROUTER, _TRANSPOSED, (r"\.experts\.(gate_up_proj|down_proj)_bias$", r".experts.\1.bias")),
@@ -305,14 +292,14 @@ def _temperature(reader: ConfigReader) -> QueryScaling:
 
 _LLAMA4_TEXT = Family(
     "llama4_text",
-    num_key_value_heads=_kv_heads(8),
-    head_dim=Key("head_dim", int, 128, nullable=True, minimum=1),
+    num_key_value_heads=keys.kv_heads(8),
+    head_dim=keys.head_dim(128),
     intermediate_size=_count("intermediate_size_mlp", 16384),
-    max_position_embeddings=_context(4096 * 32),
+    max_position_embeddings=keys.positions(4096 * 32),
     layer_types=listed(_chunked_where_rotated, (FULL, CHUNKED)),
     attention_chunk_size=Key("attention_chunk_size", int, 8192, nullable=True, minimum=1),
-    qkv_bias=_ATTENTION_BIAS,
-    output_bias=_ATTENTION_BIAS,
+    qkv_bias=keys.ATTENTION_BIAS,
+    output_bias=keys.ATTENTION_BIAS,
     qk_norm=when("use_qk_norm", "head", default=True),
     qk_norm_weight=False,
     qk_norm_after_rope=True,
@@ -332,7 +319,7 @@ _LLAMA4_TEXT = Family(
         scales_input=True,
         shared_size=_MLP_SIZE,
     ),
-    norm_eps=_eps(1e-5),
+    norm_eps=keys.eps(1e-5),
     inert=_TRAINING | {"cache_implementation", "for_llm_compressor"},
     renames=((r"\.feed_forward\.", ".mlp."), _ROUTER, _TRANSPOSED),
     splits=_SPLITS,
@@ -342,9 +329,9 @@ _LLAMA4_TEXT = Family(
 
 _OLMOE = Family(
     "olmoe",
-    max_position_embeddings=_context(4096),
-    qkv_bias=_ATTENTION_BIAS,
-    output_bias=_ATTENTION_BIAS,
+    max_position_embeddings=keys.positions(4096),
+    qkv_bias=keys.ATTENTION_BIAS,
+    output_bias=keys.ATTENTION_BIAS,
     qk_norm="whole",
     clip=Key("clip_qkv", float, None, nullable=True, minimum=0),
     experts=Experts(
@@ -353,7 +340,7 @@ _OLMOE = Family(
         intermediate_size=_MLP_SIZE,
         renormalise=Key("norm_topk_prob", bool, False),
     ),
-    norm_eps=_eps(1e-5),
+    norm_eps=keys.eps(1e-5),
     inert=_TRAINING,
     renames=_STACKED,
     splits=_SPLITS,
@@ -370,7 +357,7 @@ _FLEX_OLMO = replace(
         intermediate_size=_MLP_SIZE,
         renormalise=Key("norm_topk_prob", bool, False),
     ),
-    norm_eps=_eps(1e-6),
+    norm_eps=keys.eps(1e-6),
     placement="branch",
 )
 
@@ -378,8 +365,8 @@ _FLEX_OLMO = replace(
 
 _GRANITEMOE = Family(
     "granitemoe",
-    qkv_bias=_ATTENTION_BIAS,
-    output_bias=_ATTENTION_BIAS,
+    qkv_bias=keys.ATTENTION_BIAS,
+    output_bias=keys.ATTENTION_BIAS,
     attention_scale=Key("attention_multiplier", float, 1.0),
     experts=Experts(
         num_experts=_count("num_local_experts", 8),
@@ -390,7 +377,7 @@ _GRANITEMOE = Family(
     ),
     branch_scale=Key("residual_multiplier", float, 1.0),
     embedding_scale=Key("embedding_multiplier", float, 1.0),
-    logit_scale=Of(Key("logits_scaling", float, 1.0, minimum=1e-6), lambda divisor: 1 / divisor),
+    logit_scale=of(lambda divisor: 1 / divisor, Key("logits_scaling", float, 1.0, minimum=1e-6)),
     inert=_TRAINING,
     renames=(
         (r"\.shared_mlp\.", ".mlp.shared_expert."),
@@ -429,18 +416,18 @@ _BALANCED = Experts(
 
 _GLM4_MOE = Family(
     "glm4_moe",
-    num_key_value_heads=_kv_heads(8),
-    max_position_embeddings=_context(131072),
-    qkv_bias=_ATTENTION_BIAS,
+    num_key_value_heads=keys.kv_heads(8),
+    max_position_embeddings=keys.positions(131072),
+    qkv_bias=keys.ATTENTION_BIAS,
     qk_norm=when("use_qk_norm", "head"),
-    partial_rotary_factor=Key("partial_rotary_factor", float, 0.5, nullable=True, minimum=0),
+    partial_rotary_factor=keys.rotated(0.5),
     experts=replace(
         _BALANCED,
         layers=_after_the_first_dense(1),
         num_experts=_count("n_routed_experts", 128, "num_local_experts"),
         shared_experts=_count("n_shared_experts", 1),
     ),
-    norm_eps=_eps(1e-5),
+    norm_eps=keys.eps(1e-5),
     extra_layers=Key("num_nextn_predict_layers", int, 1, minimum=0, also=("num_mtp_layers",)),
     renames=(*_STACKED, _SHARED),
     splits=_SPLITS,
@@ -455,11 +442,11 @@ def _sliding_from_max_window_layers(reader: ConfigReader, layers: int) -> tuple[
 _DOTS1 = replace(
     _GLM4_MOE,
     model_type="dots1",
-    num_key_value_heads=_kv_heads(32),
-    max_position_embeddings=_context(2048),
+    num_key_value_heads=keys.kv_heads(32),
+    max_position_embeddings=keys.positions(2048),
     layer_types=listed(_sliding_from_max_window_layers),
-    sliding_window=replace(_WINDOW, default=4096),
-    output_bias=_ATTENTION_BIAS,
+    sliding_window=keys.window(4096),
+    output_bias=keys.ATTENTION_BIAS,
     qk_norm="head",
     partial_rotary_factor=Family.partial_rotary_factor,
     experts=replace(
@@ -470,7 +457,7 @@ _DOTS1 = replace(
         renormalise=Key("norm_topk_prob", bool, False),
         shared_experts=Key("n_shared_experts", int, minimum=1),
     ),
-    norm_eps=_eps(1e-6),
+    norm_eps=keys.eps(1e-6),
     extra_layers=0,
     inert=frozenset({"aux_loss_alpha", "ep_size", "pretraining_tp", "seq_aux"}),
     refused={
@@ -486,9 +473,9 @@ _ERNIE_BIAS = Key("use_bias", bool, False)
 
 _ERNIE4_5_MOE = Family(
     "ernie4_5_moe",
-    num_key_value_heads=_kv_heads(4),
-    max_position_embeddings=_context(131072),
-    tie_word_embeddings=Key("tie_word_embeddings", bool, True),
+    num_key_value_heads=keys.kv_heads(4),
+    max_position_embeddings=keys.positions(131072),
+    tie_word_embeddings=keys.tied(True),
     qkv_bias=_ERNIE_BIAS,
     output_bias=_ERNIE_BIAS,
     mlp_bias=_ERNIE_BIAS,
@@ -505,7 +492,7 @@ _ERNIE4_5_MOE = Family(
         epsilon=Key("moe_norm_min", float, 1e-12, minimum=0, maximum=1e-9),
         shared_experts=Key("moe_num_shared_experts", int, 2, minimum=0),
     ),
-    norm_eps=_eps(1e-5),
+    norm_eps=keys.eps(1e-5),
     inert=_TRAINING | {"attention_probs_dropout_prob", "moe_capacity", "num_nextn_predict_layers"},
     refused={
         "moe_gate": lambda value: value == "topk",
@@ -560,8 +547,8 @@ def _all_one(value: Any) -> bool:
 _HUNYUAN_V1_MOE = Family(
     "hunyuan_v1_moe",
     head_dim=Key("head_dim", int, None, nullable=True, minimum=1, also=("attention_head_dim",)),
-    qkv_bias=_ATTENTION_BIAS,
-    output_bias=_ATTENTION_BIAS,
+    qkv_bias=keys.ATTENTION_BIAS,
+    output_bias=keys.ATTENTION_BIAS,
     qk_norm="head",
     qk_norm_after_rope=True,
     rope_alpha=True,
@@ -572,7 +559,7 @@ _HUNYUAN_V1_MOE = Family(
         intermediate_size=_MLP_SIZE,
         shared_size=_MLP_SIZE,
     ),
-    norm_eps=_eps(1e-5),
+    norm_eps=keys.eps(1e-5),
     inert=_TRAINING | HUNYUAN_INERT,
     refused={
         **{name: lambda value: not value for name in HUNYUAN_ABSENT},

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tinyllm.config.family import FULL, SLIDING, Experts, Family, Of, all_sliding, every, listed, when
+from tinyllm.config.families import keys
+from tinyllm.config.family import FULL, SLIDING, Experts, Family, all_sliding, every, listed, of, when
 from tinyllm.config.fused import Split, stacked_gate_up, stacked_qkv
 from tinyllm.config.reader import REQUIRED, ConfigReader, Key
 from tinyllm.errors import ConfigError
@@ -32,13 +33,13 @@ def _inverse_root(value: float) -> float:
 
 _GEMMA = Family(
     "gemma",
-    num_key_value_heads=Key("num_key_value_heads", int, 16, nullable=True, minimum=1),
-    head_dim=Key("head_dim", int, 256, nullable=True, minimum=1),
-    max_position_embeddings=Key("max_position_embeddings", int, 8192, minimum=1),
-    tie_word_embeddings=Key("tie_word_embeddings", bool, True),
-    qkv_bias=Key("attention_bias", bool, False),
-    output_bias=Key("attention_bias", bool, False),
-    activation=Of(Key("hidden_act", str, "gelu_pytorch_tanh"), _gelu_means_tanh),
+    num_key_value_heads=keys.kv_heads(16),
+    head_dim=keys.head_dim(256),
+    max_position_embeddings=keys.positions(8192),
+    tie_word_embeddings=keys.tied(True),
+    qkv_bias=keys.ATTENTION_BIAS,
+    output_bias=keys.ATTENTION_BIAS,
+    activation=of(_gelu_means_tanh, Key("hidden_act", str, "gelu_pytorch_tanh")),
     norm_offset=1.0,
     embedding_scale="root",
     # `hidden_activation` is what transformers 4 read in the place of `hidden_act`, to the same end.
@@ -47,10 +48,10 @@ _GEMMA = Family(
 _GEMMA2 = replace(
     _GEMMA,
     model_type="gemma2",
-    num_key_value_heads=Key("num_key_value_heads", int, 4, nullable=True, minimum=1),
+    num_key_value_heads=keys.kv_heads(4),
     layer_types=listed(every(2)),
-    sliding_window=Key("sliding_window", int, 4096, nullable=True, minimum=1),
-    attention_scale=Of(Key("query_pre_attn_scalar", float, 256, minimum=1e-6), _inverse_root),
+    sliding_window=keys.window(4096),
+    attention_scale=of(_inverse_root, Key("query_pre_attn_scalar", float, 256, minimum=1e-6)),
     softcap=Key("attn_logit_softcapping", float, 50.0, nullable=True, minimum=_LEAST_CAP),
     logit_softcap=Key("final_logit_softcapping", float, 30.0, nullable=True, minimum=_LEAST_CAP),
     activation=Key("hidden_activation", str, "gelu_pytorch_tanh"),
@@ -64,7 +65,7 @@ _GEMMA3 = replace(
     # Files of the larger ones leave out even these.
     vocab_size=Key("vocab_size", int, 262_208, minimum=1),
     num_attention_heads=Key("num_attention_heads", int, 8, minimum=1),
-    max_position_embeddings=Key("max_position_embeddings", int, 131_072, minimum=1),
+    max_position_embeddings=keys.positions(131_072),
     layer_types=listed(every(Key("sliding_window_pattern", int, 6, minimum=1))),
     qk_norm="head",
     softcap=None,
@@ -77,11 +78,11 @@ _GEMMA3 = replace(
 
 _PHI3 = Family(
     "phi3",
-    max_position_embeddings=Key("max_position_embeddings", int, 4096, minimum=1),
+    max_position_embeddings=keys.positions(4096),
     original_max_position_embeddings=Key("original_max_position_embeddings", int, 4096, minimum=1),
-    sliding_window=Key("sliding_window", int, None, nullable=True, minimum=1),
+    sliding_window=keys.window(None),
     layer_types=all_sliding,
-    norm_eps=Key("rms_norm_eps", float, 1e-5, minimum=0),
+    norm_eps=keys.eps(1e-5),
     splits=(Split(".qkv_proj", stacked_qkv), Split(".gate_up_proj", stacked_gate_up)),
     refused={
         "attention_bias": _falsy,
@@ -96,13 +97,13 @@ _PHI = Family(
     qkv_bias=True,
     output_bias=True,
     qk_norm=when("qk_layernorm", "head"),
-    partial_rotary_factor=Key("partial_rotary_factor", float, 0.5, nullable=True, minimum=0),
+    partial_rotary_factor=keys.rotated(0.5),
     activation=Key("hidden_act", str, "gelu_new"),
     gated=False,
     mlp_bias=True,
     norm="layer",
     norm_bias=True,
-    norm_eps=Key("layer_norm_eps", float, 1e-5, minimum=0),
+    norm_eps=keys.eps(1e-5, "layer_norm_eps"),
     placement="parallel",
     shared_norm=True,
     head_bias=True,
@@ -124,18 +125,18 @@ def _with_a_window(reader: ConfigReader, layers: int) -> tuple[bool, ...]:
     return tuple(windowed and kind == SLIDING for kind in _cohere2_layers(reader, layers))
 
 
-_COHERE2_WINDOW = Key("sliding_window", int, 4096, nullable=True, minimum=1)
+_COHERE2_WINDOW = keys.window(4096)
 _COHERE = Family(
     "cohere",
-    max_position_embeddings=Key("max_position_embeddings", int, 8192, minimum=1),
-    tie_word_embeddings=Key("tie_word_embeddings", bool, True),
-    qkv_bias=Key("attention_bias", bool, False),
-    output_bias=Key("attention_bias", bool, False),
+    max_position_embeddings=keys.positions(8192),
+    tie_word_embeddings=keys.tied(True),
+    qkv_bias=keys.ATTENTION_BIAS,
+    output_bias=keys.ATTENTION_BIAS,
     qk_norm=when("use_qk_norm", "heads"),
     rope_theta=500000.0,
     rope_interleaved=True,
     norm="layer",
-    norm_eps=Key("layer_norm_eps", float, 1e-5, minimum=0),
+    norm_eps=keys.eps(1e-5, "layer_norm_eps"),
     placement="parallel",
     shared_norm=True,
     logit_scale=Key("logit_scale", float, 0.0625),

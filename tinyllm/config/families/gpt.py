@@ -7,7 +7,8 @@ from dataclasses import replace
 from itertools import chain, islice, repeat
 from typing import Any
 
-from tinyllm.config.family import FULL, SLIDING, Family, LayerRule, Of, OfAll, alike
+from tinyllm.config.families import keys
+from tinyllm.config.family import FULL, SLIDING, Family, LayerRule, alike, of
 from tinyllm.config.fused import Split, grouped_qkv, quartered_qvk, stacked_qkv
 from tinyllm.config.inert import GENERATION, HARMLESS, INERT
 from tinyllm.config.layers import Alibi, AttentionConfig
@@ -19,7 +20,7 @@ _SUMMARY = frozenset(f"summary_{what}" for what in ("use_proj", "activation", "p
 _HIDDEN = Key("hidden_size", int, minimum=1, also=("n_embed", "n_embd"))
 _HEADS = Key("num_attention_heads", int, minimum=1, also=("n_head",))
 _LAYERS = Key("num_hidden_layers", int, minimum=1, maximum=10_000, also=("n_layer",))
-_TIED = Key("tie_word_embeddings", bool, True)
+_TIED = keys.tied(True)
 
 
 def _flag(name: str, default: bool) -> Key:
@@ -75,7 +76,7 @@ _GPT2 = Family(
     tie_word_embeddings=_TIED,
     qkv_bias=True,
     output_bias=True,
-    attention_scale=Of(_flag("scale_attn_weights", True), lambda scaled: None if scaled else 1.0),
+    attention_scale=of(lambda scaled: None if scaled else 1.0, _flag("scale_attn_weights", True)),
     attention_scale_layers=by_layer(_flag("scale_attn_by_inverse_layer_idx", False)),
     position="learned",
     activation=Key("activation_function", str, "gelu_new"),
@@ -92,7 +93,7 @@ _GPT2 = Family(
 _GPT_BIGCODE = replace(
     _GPT2,
     model_type="gpt_bigcode",
-    num_key_value_heads=Of(_flag("multi_query", True), lambda shared: 1 if shared else None),
+    num_key_value_heads=of(lambda shared: 1 if shared else None, _flag("multi_query", True)),
     attention_scale_layers=alike,
     activation=Key("activation_function", str, "gelu_pytorch_tanh"),
     inert=_SUMMARY
@@ -153,7 +154,7 @@ _GPT_NEO = replace(
     num_hidden_layers=replace(_LAYERS, name="num_layers", also=("num_hidden_layers",)),
     num_attention_heads=replace(_HEADS, name="num_heads", also=("num_attention_heads",)),
     intermediate_size=_optional("intermediate_size"),
-    max_position_embeddings=Key("max_position_embeddings", int, 2048, minimum=1),
+    max_position_embeddings=keys.positions(2048),
     layer_types=_global_and_local,
     sliding_window=Key("window_size", int, 256, minimum=1),
     qkv_bias=False,
@@ -237,21 +238,23 @@ def _unless_alibi(reader: ConfigReader, layers: int) -> tuple[bool, ...]:
 _FALCON = replace(
     _BLOOM,
     model_type="falcon",
-    num_key_value_heads=OfAll((_NEW, _flag("multi_query", True), _optional("num_kv_heads")), _falcon_kv_heads),
+    num_key_value_heads=of(_falcon_kv_heads, _NEW, _flag("multi_query", True), _optional("num_kv_heads")),
     intermediate_size=_optional("ffn_hidden_size"),
-    max_position_embeddings=Key("max_position_embeddings", int, 2048, minimum=1),
+    max_position_embeddings=keys.positions(2048),
     qkv_bias=_flag("bias", False),
     output_bias=_flag("bias", False),
     position="rope",
     rope_layers=_unless_alibi,
     partial_rotary_factor=1.0,
-    alibi=OfAll((_ALIBI, _HIDDEN, _HEADS), _falcon_alibi),
+    alibi=of(_falcon_alibi, _ALIBI, _HIDDEN, _HEADS),
     activation=Key("activation", str, "gelu"),
     mlp_bias=_flag("bias", False),
-    placement=OfAll((_NEW, _PARALLEL), lambda new, parallel: "parallel" if new or parallel else "pre"),
-    shared_norm=OfAll(
-        (_NEW, _PARALLEL, Key("num_ln_in_parallel_attn", int, None, nullable=True, minimum=1, maximum=2)),
+    placement=of(lambda new, parallel: "parallel" if new or parallel else "pre", _NEW, _PARALLEL),
+    shared_norm=of(
         _falcon_shares_norm,
+        _NEW,
+        _PARALLEL,
+        Key("num_ln_in_parallel_attn", int, None, nullable=True, minimum=1, maximum=2),
     ),
     embed_norm=False,
     inert=frozenset(),
@@ -261,7 +264,7 @@ _GPT_NEOX = replace(
     _BLOOM,
     model_type="gpt_neox",
     intermediate_size=Key("intermediate_size", int, minimum=1),
-    max_position_embeddings=Key("max_position_embeddings", int, 2048, minimum=1),
+    max_position_embeddings=keys.positions(2048),
     tie_word_embeddings=_flag("tie_word_embeddings", False),
     qkv_bias=_flag("attention_bias", True),
     output_bias=_flag("attention_bias", True),
@@ -270,8 +273,8 @@ _GPT_NEOX = replace(
     partial_rotary_factor=Key("rotary_pct", float, 0.25, minimum=0, also=("partial_rotary_factor",)),
     alibi=None,
     activation=Key("hidden_act", str, "gelu"),
-    placement=Of(_flag("use_parallel_residual", True), lambda parallel: "parallel" if parallel else "pre"),
-    norm_eps=Key("layer_norm_eps", float, 1e-5, minimum=0),
+    placement=of(lambda parallel: "parallel" if parallel else "pre", _flag("use_parallel_residual", True)),
+    norm_eps=keys.eps(1e-5, "layer_norm_eps"),
     embed_norm=False,
     inert=frozenset({"attention_probs_dropout_prob"}),
     refused={},
@@ -308,8 +311,8 @@ _OPT = Family(
     norm_eps=1e-5,
     norm_weight=_flag("layer_norm_elementwise_affine", True),
     norm_bias=_flag("layer_norm_elementwise_affine", True),
-    placement=Of(_BEFORE, lambda before: "pre" if before else "post"),
-    final_norm=OfAll((_BEFORE, _flag("_remove_final_layer_norm", False)), lambda before, no: before and not no),
+    placement=of(lambda before: "pre" if before else "post", _BEFORE),
+    final_norm=of(lambda before, no: before and not no, _BEFORE, _flag("_remove_final_layer_norm", False)),
     embedding_width=_optional("word_embed_proj_dim"),
     inert=frozenset({"activation_dropout", "dropout", "init_std", "layerdrop"}),
     # Galactica's
@@ -320,7 +323,7 @@ _BIOGPT = replace(
     _OPT,
     model_type="biogpt",
     intermediate_size=Key("intermediate_size", int, minimum=1),
-    max_position_embeddings=Key("max_position_embeddings", int, 1024, minimum=1),
+    max_position_embeddings=keys.positions(1024),
     qkv_bias=True,
     output_bias=True,
     activation=Key("hidden_act", str, "gelu"),
@@ -329,7 +332,7 @@ _BIOGPT = replace(
     norm_bias=True,
     placement="pre",
     final_norm=True,
-    embedding_scale=Of(_flag("scale_embedding", True), lambda scaled: "root" if scaled else 1.0),
+    embedding_scale=of(lambda scaled: "root" if scaled else 1.0, _flag("scale_embedding", True)),
     embedding_width=None,
     # Its norms have an epsilon of their own, whatever `layer_norm_eps` says.
     inert=frozenset({"activation_dropout", "attention_probs_dropout_prob", "layer_norm_eps", "layerdrop"}),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from tinyllm.config.families import keys
 from tinyllm.config.family import CONV, FULL, LINEAR, Experts, Family, Found, every, listed, read_layer_types
 from tinyllm.config.fused import (
     Split,
@@ -80,7 +81,7 @@ def _adjusted_size(reader: ConfigReader) -> int:
 
 
 def _tied(reader: ConfigReader) -> bool:
-    said: bool = reader.read(Key("tie_word_embeddings", bool, True))
+    said: bool = reader.read(keys.tied(True))
     older: bool | None = reader.read(Key("tie_embedding", bool, None, nullable=True))
     return said if older is None else older
 
@@ -98,14 +99,14 @@ _QWEN3_5 = Family(
     "qwen3_5_text",
     num_key_value_heads=Key("num_key_value_heads", int, 4, minimum=1),
     head_dim=Key("head_dim", int, 256, minimum=1),
-    max_position_embeddings=Key("max_position_embeddings", int, 32768, minimum=1),
+    max_position_embeddings=keys.positions(32768),
     layer_types=listed(every(Key("full_attention_interval", int, 4, minimum=1), others=LINEAR), (FULL, LINEAR)),
     mixers={LINEAR: _delta},
-    qkv_bias=Key("attention_bias", bool, False),
-    output_bias=Key("attention_bias", bool, False),
+    qkv_bias=keys.ATTENTION_BIAS,
+    output_bias=keys.ATTENTION_BIAS,
     qk_norm="head",
     gate=True,
-    partial_rotary_factor=Key("partial_rotary_factor", float, 0.25, nullable=True, minimum=0),
+    partial_rotary_factor=keys.rotated(0.25),
     rope_inert=frozenset({"mrope_section", "mrope_interleaved"}),  # text has one position for all axes of an image
     norm_offset=1.0,
     inert=frozenset({key.name for key in _DELTA_KEYS.values()})
@@ -135,7 +136,7 @@ _LFM2 = Family(
     "lfm2",
     num_key_value_heads=Key("num_key_value_heads", int, 8, minimum=1),
     intermediate_size=Found(_adjusted_size),
-    max_position_embeddings=Key("max_position_embeddings", int, 128_000, minimum=1),
+    max_position_embeddings=keys.positions(128_000),
     tie_word_embeddings=Found(_tied),
     layer_types=_attending_layers,
     mixers={CONV: _conv},

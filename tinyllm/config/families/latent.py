@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tinyllm.config.family import FULL, Experts, Family, Found, LayerRule, Of, scaling_by_position
+from tinyllm.config.families import keys
+from tinyllm.config.family import FULL, Experts, Family, Found, LayerRule, of, scaling_by_position
 from tinyllm.config.fused import Split, stacked_gate_up
 from tinyllm.config.layers import LatentAttentionConfig, NormConfig
 from tinyllm.config.reader import ConfigReader, Key
@@ -127,11 +128,11 @@ _EXPERTS_V2 = Experts(
 )
 _V2 = Family(
     "deepseek_v2",
-    num_key_value_heads=Key("num_key_value_heads", int, None, nullable=True, minimum=1),
+    num_key_value_heads=keys.kv_heads(None),
     head_dim=Key("qk_rope_head_dim", int, 64, minimum=1),
     mixers={FULL: latent_attention()},
-    qkv_bias=Key("attention_bias", bool, False),
-    output_bias=Key("attention_bias", bool, False),
+    qkv_bias=keys.ATTENTION_BIAS,
+    output_bias=keys.ATTENTION_BIAS,
     mlp_bias=Key("mlp_bias", bool, False),
     rope_interleaved=True,
     experts=_EXPERTS_V2,
@@ -155,7 +156,7 @@ _EXPERTS_V3 = replace(
     top_k=Key("num_experts_per_tok", int, 8, minimum=1),
     intermediate_size=Key("moe_intermediate_size", int, 2048, minimum=1),
     scoring="sigmoid",
-    renormalise=Of(Key("norm_topk_prob", bool, True, nullable=True), bool),
+    renormalise=of(bool, Key("norm_topk_prob", bool, True, nullable=True)),
     scale=Key("routed_scaling_factor", float, 2.5),
     groups=Key("n_group", int, 8, minimum=1),
     top_groups=Key("topk_group", int, 4, minimum=1),
@@ -167,9 +168,9 @@ _EXPERTS_V3 = replace(
 _V3 = replace(
     _V2,
     model_type="deepseek_v3",
-    num_key_value_heads=Key("num_key_value_heads", int, 128, nullable=True, minimum=1),
-    max_position_embeddings=Key("max_position_embeddings", int, 4096, minimum=1),
-    rope_interleaved=Of(Key("rope_interleave", bool, True, nullable=True), bool),
+    num_key_value_heads=keys.kv_heads(128),
+    max_position_embeddings=keys.positions(4096),
+    rope_interleaved=of(bool, Key("rope_interleave", bool, True, nullable=True)),
     experts=_EXPERTS_V3,
     mlp_bias=False,
     extra_layers=Key("num_nextn_predict_layers", int, 1, minimum=0, also=("num_mtp_layers",)),
@@ -182,9 +183,9 @@ _V3 = replace(
 _GLM = replace(
     _V3,
     model_type="glm4_moe_lite",
-    num_key_value_heads=Key("num_key_value_heads", int, 20, nullable=True, minimum=1),
-    max_position_embeddings=Key("max_position_embeddings", int, 202752, minimum=1),
-    norm_eps=Key("rms_norm_eps", float, 1e-5, minimum=0),
+    num_key_value_heads=keys.kv_heads(20),
+    max_position_embeddings=keys.positions(202752),
+    norm_eps=keys.eps(1e-5),
     mixers={FULL: latent_attention(query_rank=768, plain_dim=192, value_dim=256)},
     experts=replace(
         _EXPERTS_V3,
@@ -200,9 +201,9 @@ _GLM = replace(
 _YOUTU = replace(
     _V3,
     model_type="youtu",
-    num_key_value_heads=Key("num_key_value_heads", int, 16, nullable=True, minimum=1),
-    max_position_embeddings=Key("max_position_embeddings", int, 131072, minimum=1),
-    tie_word_embeddings=Key("tie_word_embeddings", bool, True),
+    num_key_value_heads=keys.kv_heads(16),
+    max_position_embeddings=keys.positions(131072),
+    tie_word_embeddings=keys.tied(True),
     experts=None,
     extra_layers=0,
     inert=frozenset({"embedding_initializer_range", "head_dim", "qk_head_dim"}),
@@ -221,11 +222,11 @@ _MISTRAL4_ROPE = {
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.1,
 }
-_MISTRAL4_CONTEXT = Key("max_position_embeddings", int, 1048576, minimum=1)
+_MISTRAL4_CONTEXT = keys.positions(1048576)
 _MISTRAL4 = replace(
     _V3,
     model_type="mistral4",
-    num_key_value_heads=Key("num_key_value_heads", int, 32, nullable=True, minimum=1),
+    num_key_value_heads=keys.kv_heads(32),
     max_position_embeddings=_MISTRAL4_CONTEXT,
     mixers={FULL: latent_attention(latent_rank=256, query_rank=1024, plain_dim=64)},
     query_scaling=scaling_by_position(_MISTRAL4_ROPE, _MISTRAL4_CONTEXT),
@@ -261,15 +262,15 @@ def _width_scale(reader: ConfigReader) -> float:
 
 _MINICPM3 = Family(
     "minicpm3",
-    num_key_value_heads=Key("num_key_value_heads", int, 40, nullable=True, minimum=1),
+    num_key_value_heads=keys.kv_heads(40),
     head_dim=Key("qk_rope_head_dim", int, 32, minimum=1),
-    max_position_embeddings=Key("max_position_embeddings", int, 32768, minimum=1),
-    tie_word_embeddings=Key("tie_word_embeddings", bool, True),
+    max_position_embeddings=keys.positions(32768),
+    tie_word_embeddings=keys.tied(True),
     mixers={FULL: latent_attention(latent_rank=256, query_rank=768, plain_dim=64, value_dim=None)},
-    qkv_bias=Key("attention_bias", bool, False),
-    output_bias=Key("attention_bias", bool, False),
+    qkv_bias=keys.ATTENTION_BIAS,
+    output_bias=keys.ATTENTION_BIAS,
     mlp_bias=Key("mlp_bias", bool, False),
-    norm_eps=Key("rms_norm_eps", float, 1e-5, minimum=0),
+    norm_eps=keys.eps(1e-5),
     branch_scale=Found(_depth_scale),
     embedding_scale=Key("scale_emb", float, 12.0),
     logit_scale=Found(_width_scale),

@@ -5,18 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from tinyllm.config.families import keys
 from tinyllm.config.families.experts import HUNYUAN_ABSENT, HUNYUAN_INERT, HUNYUAN_ROPE_INERT
 from tinyllm.config.family import (
     FULL,
     SLIDING,
     Family,
-    Of,
     all_but_every,
     all_layers,
     all_sliding,
     every,
     flags,
     listed,
+    of,
     read_layer_types,
     scaling_by_position,
     sliding_from_max_window_layers,
@@ -27,58 +28,33 @@ from tinyllm.config.reader import ConfigReader, Key
 from tinyllm.errors import ConfigError
 
 
-def _kv_heads(default: int) -> Key:
-    return Key("num_key_value_heads", int, default, nullable=True, minimum=1)
-
-
-def _head_dim(default: int) -> Key:
-    return Key("head_dim", int, default, nullable=True, minimum=1)
-
-
-def _positions(default: int) -> Key:
-    return Key("max_position_embeddings", int, default, minimum=1)
-
-
-def _window(default: int | None) -> Key:
-    return Key("sliding_window", int, default, nullable=True, minimum=1)
-
-
-def _rotated(default: float) -> Key:
-    return Key("partial_rotary_factor", float, default, nullable=True, minimum=0)
-
-
-def _eps(default: float, name: str = "rms_norm_eps") -> Key:
-    return Key(name, float, default, minimum=0)
-
-
 def _is_falsy(value: Any) -> bool:
     return not value
 
 
-_ATTENTION_BIAS = Key("attention_bias", bool, False)
 _MLP_BIAS = Key("mlp_bias", bool, False)
-_TIED = Key("tie_word_embeddings", bool, True)
+_TIED = keys.tied(True)
 _NO_TRAINING = frozenset({"pretraining_tp"})  # keys of the machines that a model was trained on
 
 _LLAMA = Family(
     "llama",
-    qkv_bias=_ATTENTION_BIAS,
-    output_bias=_ATTENTION_BIAS,
+    qkv_bias=keys.ATTENTION_BIAS,
+    output_bias=keys.ATTENTION_BIAS,
     mlp_bias=_MLP_BIAS,
     inert=_NO_TRAINING,
 )
 _MISTRAL = Family(
     "mistral",
-    num_key_value_heads=_kv_heads(8),
-    max_position_embeddings=_positions(4096 * 32),
-    sliding_window=_window(4096),
+    num_key_value_heads=keys.kv_heads(8),
+    max_position_embeddings=keys.positions(4096 * 32),
+    sliding_window=keys.window(4096),
     layer_types=all_sliding,
 )
 _QWEN2 = Family(
     "qwen2",
-    num_key_value_heads=_kv_heads(32),
-    max_position_embeddings=_positions(32768),
-    sliding_window=_window(4096),
+    num_key_value_heads=keys.kv_heads(32),
+    max_position_embeddings=keys.positions(32768),
+    sliding_window=keys.window(4096),
     layer_types=sliding_from_max_window_layers,
     qkv_bias=True,
 )
@@ -98,7 +74,7 @@ def _smollm3_layers(reader: ConfigReader, layers: int) -> tuple[str, ...]:
     return said or tuple(SLIDING if windowed and not here else FULL for here in rotates)
 
 
-_EXAONE4_WINDOW = _window(4096)
+_EXAONE4_WINDOW = keys.window(4096)
 
 
 def _exaone4_layers(reader: ConfigReader, layers: int) -> tuple[str, ...]:
@@ -126,22 +102,22 @@ _NOPE = (
     replace(
         _LLAMA,
         model_type="smollm3",
-        num_key_value_heads=_kv_heads(4),
-        max_position_embeddings=_positions(32768),
+        num_key_value_heads=keys.kv_heads(4),
+        max_position_embeddings=keys.positions(32768),
         tie_word_embeddings=_TIED,
         layer_types=_smollm3_layers,
-        sliding_window=_window(None),
+        sliding_window=keys.window(None),
         rope_layers=_smollm3_rotates,
         rope_theta=2e6,
     ),
     Family(
         "exaone4",
-        num_key_value_heads=_kv_heads(32),
+        num_key_value_heads=keys.kv_heads(32),
         layer_types=_exaone4_layers,
         sliding_window=_EXAONE4_WINDOW,
         rope_layers=_exaone4_rotates,
         qk_norm="head",
-        norm_eps=_eps(1e-5),
+        norm_eps=keys.eps(1e-5),
         placement="branch",
     ),
 )
@@ -151,8 +127,8 @@ _NOPE = (
 _CLIP = Key("clip_qkv", float, None, nullable=True, minimum=1e-6)
 _OLMO = Family(
     "olmo",
-    qkv_bias=_ATTENTION_BIAS,
-    output_bias=_ATTENTION_BIAS,
+    qkv_bias=keys.ATTENTION_BIAS,
+    output_bias=keys.ATTENTION_BIAS,
     clip=_CLIP,
     norm="layer",
     norm_eps=1e-5,
@@ -165,14 +141,14 @@ _OLMO2 = replace(
     clip=None,
     qk_norm="whole",
     norm="rms",
-    norm_eps=_eps(1e-5),
+    norm_eps=keys.eps(1e-5),
     norm_weight=True,
     placement="branch",
 )
 _OLMO3 = replace(
     _OLMO2,
     model_type="olmo3",
-    sliding_window=_window(4096),
+    sliding_window=keys.window(4096),
     layer_types=listed(every(4)),
     rope_theta=500000.0,
     local_theta=500000.0,  # a theta or a scaling that is said for the whole model is that of the full layers
@@ -186,7 +162,7 @@ _GRANITE = replace(
     attention_scale=Key("attention_multiplier", float, 1.0),
     branch_scale=Key("residual_multiplier", float, 1.0),
     embedding_scale=Key("embedding_multiplier", float, 1.0),
-    logit_scale=Of(Key("logits_scaling", float, 1.0, minimum=1e-6), lambda divisor: 1 / divisor),
+    logit_scale=of(lambda divisor: 1 / divisor, Key("logits_scaling", float, 1.0, minimum=1e-6)),
 )
 
 
@@ -211,15 +187,15 @@ def _granite_swa_rotates(reader: ConfigReader, layers: int) -> tuple[bool, ...]:
 _GRANITE_SWA = replace(
     _GRANITE,
     model_type="granite_swa",
-    num_key_value_heads=_kv_heads(4),
-    max_position_embeddings=_positions(8192),
+    num_key_value_heads=keys.kv_heads(4),
+    max_position_embeddings=keys.positions(8192),
     tie_word_embeddings=_TIED,
     layer_types=listed(_full_from_first),
-    sliding_window=_window(128),
+    sliding_window=keys.window(128),
     sinks=True,
     rope_layers=_granite_swa_rotates,
     layer_thetas=_granite_swa_thetas,
-    norm_eps=_eps(1e-5),
+    norm_eps=keys.eps(1e-5),
 )
 _HYPERCLOVAX = replace(
     _GRANITE,
@@ -239,41 +215,41 @@ _HYPERCLOVAX = replace(
 
 _GLM = Family(
     "glm",
-    num_key_value_heads=_kv_heads(2),
-    head_dim=_head_dim(128),
-    max_position_embeddings=_positions(131072),
+    num_key_value_heads=keys.kv_heads(2),
+    head_dim=keys.head_dim(128),
+    max_position_embeddings=keys.positions(131072),
     qkv_bias=Key("attention_bias", bool, True),
     rope_interleaved=True,
-    partial_rotary_factor=_rotated(0.5),
-    norm_eps=_eps(1.5625e-07),
+    partial_rotary_factor=keys.rotated(0.5),
+    norm_eps=keys.eps(1.5625e-07),
     splits=(Split(".gate_up_proj", stacked_gate_up),),
 )
-_USE_BIAS = Of(Key("use_bias", bool, False, nullable=True), bool)
+_USE_BIAS = of(bool, Key("use_bias", bool, False, nullable=True))
 
 _INTERLEAVED = (
     Family(
         "ernie4_5",
-        num_key_value_heads=_kv_heads(2),
-        head_dim=_head_dim(128),
-        max_position_embeddings=_positions(131072),
+        num_key_value_heads=keys.kv_heads(2),
+        head_dim=keys.head_dim(128),
+        max_position_embeddings=keys.positions(131072),
         tie_word_embeddings=_TIED,
         qkv_bias=_USE_BIAS,
         output_bias=_USE_BIAS,
         mlp_bias=_USE_BIAS,
         rope_theta=500000.0,
         rope_interleaved=True,
-        norm_eps=_eps(1e-5),
+        norm_eps=keys.eps(1e-5),
     ),
     Family(
         "helium",
-        num_key_value_heads=_kv_heads(20),
-        head_dim=_head_dim(128),
-        max_position_embeddings=_positions(4096),
-        qkv_bias=_ATTENTION_BIAS,
+        num_key_value_heads=keys.kv_heads(20),
+        head_dim=keys.head_dim(128),
+        max_position_embeddings=keys.positions(4096),
+        qkv_bias=keys.ATTENTION_BIAS,
         mlp_bias=_MLP_BIAS,
         rope_theta=100000.0,
         rope_interleaved=True,
-        norm_eps=_eps(1e-8),
+        norm_eps=keys.eps(1e-8),
     ),
     _GLM,
     replace(
@@ -301,17 +277,17 @@ _MINISTRAL3_ROPE = {
     "mscale": 1.0,
     "llama_4_scaling_beta": 0.1,
 }
-_MINISTRAL3_CONTEXT = _positions(262144)
+_MINISTRAL3_CONTEXT = keys.positions(262144)
 _MINISTRAL3 = replace(
     _MISTRAL,
     model_type="ministral3",
-    head_dim=_head_dim(128),
+    head_dim=keys.head_dim(128),
     max_position_embeddings=_MINISTRAL3_CONTEXT,
-    sliding_window=_window(None),
+    sliding_window=keys.window(None),
     query_scaling=scaling_by_position(_MINISTRAL3_ROPE, _MINISTRAL3_CONTEXT),
     rope_parameters=_MINISTRAL3_ROPE,
     rope_inert=frozenset({"llama_4_scaling_beta", "max_position_embeddings"}),
-    norm_eps=_eps(1e-5),
+    norm_eps=keys.eps(1e-5),
 )
 
 # ---------------------------------------------------------------- LayerNorm, or networks that are not gated
@@ -319,18 +295,18 @@ _MINISTRAL3 = replace(
 _STARCODER2_BIAS = Key("use_bias", bool, True)
 _STARCODER2 = Family(
     "starcoder2",
-    num_key_value_heads=_kv_heads(2),
-    max_position_embeddings=_positions(4096),
+    num_key_value_heads=keys.kv_heads(2),
+    max_position_embeddings=keys.positions(4096),
     tie_word_embeddings=_TIED,
     layer_types=all_sliding,
-    sliding_window=_window(None),
+    sliding_window=keys.window(None),
     qkv_bias=_STARCODER2_BIAS,
     output_bias=_STARCODER2_BIAS,
     activation=Key("hidden_act", str, "gelu_pytorch_tanh"),
     gated=False,
     mlp_bias=_STARCODER2_BIAS,
     norm="layer",
-    norm_eps=_eps(1e-5, "norm_epsilon"),
+    norm_eps=keys.eps(1e-5, "norm_epsilon"),
     norm_bias=True,
     inert=frozenset({"activation_function", "residual_dropout"}),
     refused={"mlp_type": lambda value: value == "default", "norm_type": lambda value: value == "layer_norm"},
@@ -338,29 +314,29 @@ _STARCODER2 = Family(
 )
 _STABLELM = Family(
     "stablelm",
-    num_key_value_heads=_kv_heads(32),
+    num_key_value_heads=keys.kv_heads(32),
     head_dim=None,
-    max_position_embeddings=_positions(4096),
+    max_position_embeddings=keys.positions(4096),
     qkv_bias=Key("use_qkv_bias", bool, False),
     qk_norm=when("qk_layernorm", "heads"),
     qk_norm_bias=False,
-    partial_rotary_factor=_rotated(0.25),
+    partial_rotary_factor=keys.rotated(0.25),
     norm="layer",
-    norm_eps=_eps(1e-5, "layer_norm_eps"),
+    norm_eps=keys.eps(1e-5, "layer_norm_eps"),
     norm_bias=True,
-    placement=Of(Key("use_parallel_residual", bool, False), lambda parallel: "parallel" if parallel else "pre"),
+    placement=of(lambda parallel: "parallel" if parallel else "pre", Key("use_parallel_residual", bool, False)),
     shared_norm=Key("use_parallel_residual", bool, False),
     renames=((r"\.self_attn\.([qk])_layernorm\.norms\.", r".self_attn.\1_norm."),),
 )
 _NEMOTRON = replace(
     _LLAMA,
     model_type="nemotron",
-    max_position_embeddings=_positions(4096),
-    partial_rotary_factor=_rotated(0.5),
+    max_position_embeddings=keys.positions(4096),
+    partial_rotary_factor=keys.rotated(0.5),
     activation=Key("hidden_act", str, "relu2"),
     gated=False,
     norm="layer",
-    norm_eps=_eps(1e-5, "norm_eps"),
+    norm_eps=keys.eps(1e-5, "norm_eps"),
     norm_bias=True,
     norm_offset=1.0,
     inert=_NO_TRAINING | {"kv_channels"},
@@ -369,27 +345,27 @@ _JAIS2_ATTENTION_BIAS = Key("attention_bias", bool, True)
 _JAIS2 = replace(
     _NEMOTRON,
     model_type="jais2",
-    max_position_embeddings=_positions(8192),
+    max_position_embeddings=keys.positions(8192),
     qkv_bias=_JAIS2_ATTENTION_BIAS,
     output_bias=_JAIS2_ATTENTION_BIAS,
     partial_rotary_factor=_LLAMA.partial_rotary_factor,
     mlp_bias=Key("mlp_bias", bool, True),
-    norm_eps=_eps(1e-5, "layer_norm_eps"),
+    norm_eps=keys.eps(1e-5, "layer_norm_eps"),
     norm_offset=0.0,
 )
 _ARCEE = replace(
     _LLAMA,
     model_type="arcee",
-    max_position_embeddings=_positions(4096),
+    max_position_embeddings=keys.positions(4096),
     activation=Key("hidden_act", str, "relu2"),
     gated=False,
-    norm_eps=_eps(1e-5),
+    norm_eps=keys.eps(1e-5),
 )
 _APERTUS = Family(
     "apertus",
-    max_position_embeddings=_positions(65536),
-    qkv_bias=_ATTENTION_BIAS,
-    output_bias=_ATTENTION_BIAS,
+    max_position_embeddings=keys.positions(65536),
+    qkv_bias=keys.ATTENTION_BIAS,
+    output_bias=keys.ATTENTION_BIAS,
     qk_norm="head",
     rope_theta=12e6,
     rope_parameters={
@@ -402,7 +378,7 @@ _APERTUS = Family(
     },
     activation=Key("hidden_act", str, "xielu"),
     gated=False,
-    norm_eps=_eps(1e-5),
+    norm_eps=keys.eps(1e-5),
     refused={"mlp_bias": _is_falsy, "post_norm": _is_falsy, "qk_norm": bool},
     renames=(
         (r"\.attention_layernorm\b", ".input_layernorm"),
@@ -418,9 +394,9 @@ _RENAMED = (
     replace(
         _LLAMA,
         model_type="seed_oss",
-        num_key_value_heads=_kv_heads(8),
-        head_dim=_head_dim(128),
-        max_position_embeddings=_positions(524288),
+        num_key_value_heads=keys.kv_heads(8),
+        head_dim=keys.head_dim(128),
+        max_position_embeddings=keys.positions(524288),
         qkv_bias=Key("attention_bias", bool, True),
         output_bias=Key("attention_out_bias", bool, False),
         inert=_NO_TRAINING | {"residual_dropout"},
@@ -428,11 +404,11 @@ _RENAMED = (
     replace(
         _LLAMA,
         model_type="cwm",
-        num_key_value_heads=_kv_heads(8),
-        head_dim=_head_dim(128),
-        max_position_embeddings=_positions(131072),
+        num_key_value_heads=keys.kv_heads(8),
+        head_dim=keys.head_dim(128),
+        max_position_embeddings=keys.positions(131072),
         layer_types=listed(_full_from_first),
-        sliding_window=Of(Key("sliding_window", int, 8192, nullable=True, minimum=0), lambda window: window or None),
+        sliding_window=of(lambda window: window or None, Key("sliding_window", int, 8192, nullable=True, minimum=0)),
         qkv_bias=False,
         output_bias=False,
         rope_theta=1e6,
@@ -444,38 +420,38 @@ _RENAMED = (
             "low_freq_factor": 1.0,
             "high_freq_factor": 4.0,
         },
-        norm_eps=_eps(1e-5),
+        norm_eps=keys.eps(1e-5),
         refused={"attention_bias": _is_falsy},
     ),
     replace(
         _LLAMA,
         model_type="internlm3",
-        num_key_value_heads=_kv_heads(2),
-        head_dim=_head_dim(128),
-        max_position_embeddings=_positions(32768),
+        num_key_value_heads=keys.kv_heads(2),
+        head_dim=keys.head_dim(128),
+        max_position_embeddings=keys.positions(32768),
         qkv_bias=Key("attention_bias", bool, False, also=("qkv_bias",)),
         output_bias=_INTERNLM3_BIAS,
         mlp_bias=_INTERNLM3_BIAS,
-        norm_eps=_eps(1e-5),
+        norm_eps=keys.eps(1e-5),
     ),
     replace(
         _LLAMA,
         model_type="iquestcoder",
-        num_key_value_heads=_kv_heads(8),
-        head_dim=_head_dim(128),
-        max_position_embeddings=_positions(131072),
-        norm_eps=_eps(1e-5),
+        num_key_value_heads=keys.kv_heads(8),
+        head_dim=keys.head_dim(128),
+        max_position_embeddings=keys.positions(131072),
+        norm_eps=keys.eps(1e-5),
         refused={"clip_qkv": _is_falsy},
     ),
     replace(
         _LLAMA,
         model_type="exaone",
         num_hidden_layers=replace(_LLAMA.num_hidden_layers, also=("num_layers",)),
-        num_key_value_heads=_kv_heads(8),
-        max_position_embeddings=_positions(4096),
+        num_key_value_heads=keys.kv_heads(8),
+        max_position_embeddings=keys.positions(4096),
         rope_theta=500000.0,
         activation=replace(_LLAMA.activation, also=("activation_function",)),
-        norm_eps=replace(_eps(1e-5), also=("layer_norm_epsilon",)),
+        norm_eps=replace(keys.eps(1e-5), also=("layer_norm_epsilon",)),
         inert=_NO_TRAINING | {"embed_dropout"},
         renames=(
             (r"^transformer\.wte\b", "model.embed_tokens"),
@@ -500,7 +476,7 @@ _HUNYUAN = replace(
     rope_alpha=True,
     rope_inert=HUNYUAN_ROPE_INERT,
     mlp_bias=False,
-    norm_eps=_eps(1e-5),
+    norm_eps=keys.eps(1e-5),
     inert=HUNYUAN_INERT | {"org_vocab_size", "xdrope_section"},
     refused={
         **dict.fromkeys((*HUNYUAN_ABSENT, "use_mla"), _is_falsy),
@@ -519,9 +495,9 @@ ROWS = (
     replace(
         _QWEN2,
         model_type="qwen3",
-        head_dim=_head_dim(128),
-        qkv_bias=_ATTENTION_BIAS,
-        output_bias=_ATTENTION_BIAS,
+        head_dim=keys.head_dim(128),
+        qkv_bias=keys.ATTENTION_BIAS,
+        output_bias=keys.ATTENTION_BIAS,
         qk_norm="head",
     ),
     *_NOPE,
