@@ -15,7 +15,8 @@ from tinyllm.config.reach import Reach
 from tinyllm.kv.cache import LayerCache
 from tinyllm.kv.full import TinyKvFullCache
 from tinyllm.kv.manager import PageManager
-from tinyllm.kv.paged import Placement, TinyKvPagedCache, TinyKvPagedPool, TinyKvPagedStep, find_places
+from tinyllm.kv.paged import TinyKvPagedCache, TinyKvPagedPool
+from tinyllm.kv.paged_step import Placement, TinyKvPagedStep, find_places
 from tinyllm.kv.pages import PageKind
 from tinyllm.ops.attention import AttentionSpec
 

@@ -15,7 +15,8 @@ from tinyllm.config.layers import Alibi
 from tinyllm.config.reach import Chunk, Window
 from tinyllm.errors import UnsupportedQuantizationError
 from tinyllm.kv.full import TinyKvFullCache
-from tinyllm.kv.paged import Placement, TinyKvPagedCache, TinyKvPagedPool, TinyKvPagedStep, find_places
+from tinyllm.kv.paged import TinyKvPagedCache, TinyKvPagedPool
+from tinyllm.kv.paged_step import Placement, TinyKvPagedStep, find_places
 from tinyllm.kv.pools import KvPools
 from tinyllm.model.load import load_model
 from tinyllm.model.transformer import ModelForCausalLM

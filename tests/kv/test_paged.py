@@ -13,16 +13,8 @@ from tinyllm.config.reach import Chunk, Reach, Strided, Window
 from tinyllm.errors import ContextLengthError
 from tinyllm.kv.full import TinyKvFullCache
 from tinyllm.kv.manager import PageManager
-from tinyllm.kv.paged import (
-    Placement,
-    TinyKvPagedCache,
-    TinyKvPagedPool,
-    TinyKvPagedStep,
-    find_places,
-    gather,
-    gather_reference,
-    rounded_up,
-)
+from tinyllm.kv.paged import TinyKvPagedCache, TinyKvPagedPool, gather, gather_reference
+from tinyllm.kv.paged_step import Placement, TinyKvPagedStep, find_places, rounded_up
 from tinyllm.kv.pages import PageKind
 from tinyllm.kv.pools import KvPools
 from tinyllm.model.load import load_model

@@ -29,7 +29,8 @@ from tinyllm.engine.engine import Engine
 from tinyllm.engine.load import EngineSettings, load_engine
 from tinyllm.engine.request import Request
 from tinyllm.kv.kinds import layer_kinds
-from tinyllm.kv.paged import PAGE_SIZE, Placement, TinyKvPagedStep
+from tinyllm.kv.paged import PAGE_SIZE
+from tinyllm.kv.paged_step import Placement, TinyKvPagedStep
 from tinyllm.model.load import open_model
 from tinyllm.model.transformer import ModelForCausalLM
 from tinyllm.ops.features import ModelFeatures

@@ -14,7 +14,8 @@ from tinyllm.engine.scheduler import Chunk, Sequence
 from tinyllm.engine.step import DecodeStep, Layout, Tree, chosen
 from tinyllm.kv.cache import LayerCache, State
 from tinyllm.kv.full import TinyKvFullCache
-from tinyllm.kv.paged import Places, carry_out_copies, find_places, find_slots, rounded_up
+from tinyllm.kv.paged import carry_out_copies
+from tinyllm.kv.paged_step import Places, find_places, find_slots, rounded_up
 from tinyllm.kv.pools import KvPools
 from tinyllm.model.transformer import ModelForCausalLM
 

@@ -16,7 +16,7 @@ from typing import Any
 from tinyllm._mx import mx
 from tinyllm.config.reach import Reach
 from tinyllm.engine.sampling import Arrays, Sampler, choose, log_probabilities, remember
-from tinyllm.kv.paged import Placement, TinyKvPagedStep
+from tinyllm.kv.paged_step import Placement, TinyKvPagedStep
 from tinyllm.model.transformer import ModelForCausalLM
 
 Tree = dict[str, Any]
