@@ -229,7 +229,7 @@ class LLM:
             return [self.generate(each, parse_special=parse_special, **settings) for each in prompt]
         bos = self.tokenizer.bos_id
         prompt_ids = self.tokenizer.encode(prompt, parse_special=parse_special) or ([] if bos is None else [bos])
-        return self._answer(prompt_ids, settings, tells_reasoning=False)
+        return self.answer(prompt_ids, **settings)
 
     @overload
     def chat(
@@ -270,7 +270,23 @@ class LLM:
             return [self.chat(each, template_args=template_args, **settings) for each in several]
         conversation = cast(Conversation, messages)
         prompt_ids = self.tokenizer.encode_chat(conversation, **(template_args or {}))
-        return self._answer(prompt_ids, settings, tells_reasoning=True)
+        return self.answer(prompt_ids, tells_reasoning=True, **settings)
+
+    def answer(
+        self, prompt_ids: Sequence[int], *, tells_reasoning: bool = False, **settings: Unpack[Settings]
+    ) -> Answer:
+        """Continue a prompt that is tokens already, as `tokenizer` makes them: `generate` and `chat` end here.
+
+        With `tells_reasoning`, what the model marks as its thoughts is `Chunk.reasoning` and no part of the text.
+        """
+        given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+        max_tokens, logprobs = given.pop("max_tokens", None), given.pop("logprobs", None)
+        stops = given.pop("stop", ())
+        text = TextStream(self.tokenizer, prompt_ids, stops=stops, tells_reasoning=tells_reasoning)
+        values = {"seed": secrets.randbelow(MAX_SEED + 1), **self._defaults, **given}
+        request = Request(tuple(prompt_ids), max_tokens, self.stop_ids, SamplingParams(**values), logprobs)
+        ticket = self._worker.submit(request)
+        return Answer(ticket, self._chunks(ticket, text))
 
     def save_prefix(self, prompt_token_ids: Sequence[int], path: str | Path) -> int:
         """Write the keys and values of a prompt that was answered (or is being answered), for `load_prefix`.
@@ -297,16 +313,6 @@ class LLM:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def _answer(self, prompt_ids: Sequence[int], settings: Settings, *, tells_reasoning: bool) -> Answer:
-        given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
-        max_tokens, logprobs = given.pop("max_tokens", None), given.pop("logprobs", None)
-        stops = given.pop("stop", ())
-        text = TextStream(self.tokenizer, prompt_ids, stops=stops, tells_reasoning=tells_reasoning)
-        values = {"seed": secrets.randbelow(MAX_SEED + 1), **self._defaults, **given}
-        request = Request(tuple(prompt_ids), max_tokens, self.stop_ids, SamplingParams(**values), logprobs)
-        ticket = self._worker.submit(request)
-        return Answer(ticket, self._chunks(ticket, text))
 
     def _chunks(self, ticket: Ticket, text: TextStream) -> Iterator[Chunk]:
         meter = _Meter(ticket, self.load_s, self.plan)

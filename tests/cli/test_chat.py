@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import stat
 from collections.abc import Callable, Iterator
@@ -144,7 +145,7 @@ def test_wrong_flags_are_refused(model: Path, home: dict[str, str]) -> None:
     for flags, message in {
         ("--overflow", "grow"): "--overflow must be stop or shift",
         ("--temperature", "-1"): "temperature",
-        ("-n", "0"): "--max-tokens must be 1 or more",
+        ("-n", "0"): "Invalid value for '-n' / '--max-tokens'",
         ("somewhere",): "goes with --resume",
         ("--resume",): "there is no saved conversation",
     }.items():
@@ -156,6 +157,21 @@ def test_a_model_without_a_template_cannot_chat(tmp_path: Path, home: dict[str, 
     bare = tiny.write_checkpoint(tmp_path / "bare")
     done = tinyllm("chat", "-m", bare, "--eager", stdin="hi\n", env=home)
     assert done.returncode == 1 and "has no chat template" in done.stderr.decode()
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_chat_with_one_line(
+    model: Path, home: dict[str, str], start: Callable[..., Terminal], tmp_path: Path
+) -> None:
+    """It is loaded while the prompt is there already."""
+    torn = tmp_path / "torn"
+    shutil.copytree(model, torn)
+    weights = torn / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    terminal = start(torn, columns=400)
+    assert terminal.wait_to_end() == 1
+    piped = tinyllm("chat", "-m", torn, "--eager", stdin="hi\n", env=home)
+    assert (piped.returncode, piped.stdout, piped.stderr.count(b"\n")) == (1, b"", 1)
+    assert piped.stderr.decode().strip() in terminal.shown.splitlines()
 
 
 # ---------------------------------------------------------------- files

@@ -207,6 +207,7 @@ def test_json_on_a_terminal_is_one_whole_line(scripted: Path) -> None:
 def test_a_terminal_shows_progress_the_answer_and_figures(scripted: Path) -> None:
     shown = tinyllm_on_a_terminal("generate", "x", "-m", scripted)
     assert shown.index("loading scripted") < shown.index(ANSWER) < shown.index("tokens/s")
+    assert all(len(line) <= 80 for line in shown[shown.index("prompt ") :].splitlines())
     assert "tokens/s" not in tinyllm_on_a_terminal("generate", "x", "-m", scripted, "--no-stats")
 
 

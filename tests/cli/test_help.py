@@ -30,8 +30,9 @@ def test_version_is_the_package_s() -> None:
 
 
 def test_without_a_command_the_help_is_shown() -> None:
-    done = tinyllm()
+    done = tinyllm(env={"COLUMNS": "80"})
     assert (b"generate" in done.stdout, done.stderr, done.returncode) == (True, b"", 2)
+    assert b"..." not in done.stdout.split(b"Commands:")[1]  # nothing is cut off
 
 
 def test_help_on_a_full_disk_is_one_line() -> None:

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from tinyllm.chat.figures import figures
 from tinyllm.chat.session import SETTINGS
 from tinyllm.chat.transcript import TranscriptStore, export_json, export_markdown, read_transcript
 from tinyllm.errors import ChatFileError, UsageError
@@ -108,7 +109,7 @@ def _show(repl: Repl, argument: str) -> None:
     names = "none" if template is None else ", ".join(template.templates)
     thinking = {None: "as the template says", True: "on", False: "off"}[session.thinking.wanted]
     about = {
-        "model": f"{session.title} ({session.llm.path})",
+        "model": f"{session.model.title} ({session.llm.path})",
         "family": f"{session.llm.config.model_type}, {session.llm.config.num_hidden_layers} layers",
         "context": f"{session.llm.context:,} tokens, when it is full: {session.overflow}",
         "template": names,
@@ -178,10 +179,10 @@ def _read(repl: Repl, argument: str) -> None:
 
 def _model(repl: Repl, argument: str) -> None:
     if not argument:
-        repl.screen.tell(repl.session.title)
+        repl.screen.tell(repl.session.model.title)
         return
     repl.switch_model(argument)
-    repl.screen.tell(f"{repl.session.title} answers from now on")
+    repl.screen.tell(f"{repl.session.model.title} answers from now on")
 
 
 def _save(repl: Repl, argument: str) -> None:
@@ -213,7 +214,7 @@ def _export(repl: Repl, argument: str) -> None:
         raise UsageError("/export needs the name of a file that ends in .md or .json")
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(forms[path.suffix](repl.session.conversation, repl.session.title))
+            file.write(forms[path.suffix](repl.session.conversation, repl.session.model.title))
     except FileExistsError:
         raise UsageError(f"{path}: there is such a file already") from None
     except OSError as error:
@@ -230,7 +231,7 @@ def _tokens(repl: Repl, argument: str) -> None:
 def _stats(repl: Repl, argument: str) -> None:
     if repl.session.statistics is None:
         raise UsageError("there is no answer yet")
-    repl.screen.tell("\n".join(repl.figures(repl.session.statistics)))
+    repl.screen.tell("\n".join(figures(repl.session.statistics, repl.screen.width)))
 
 
 def _think(repl: Repl, argument: str) -> None:

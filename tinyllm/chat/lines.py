@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +40,9 @@ class PlainLines:
                 interrupted = True
                 print("\n(Ctrl-C again leaves)", file=sys.stderr)
 
+    def wake(self, error: BaseException | None) -> None:
+        """There is no footer, and reading is not ended."""
+
     def _read(self) -> str | None:
         lines: list[str] = []
         while True:
@@ -64,6 +68,7 @@ class EditedLines:
 
         self.footer: Callable[[int], str] = lambda width: ""
         self._leaving = False
+        self._error: BaseException | None = None
         self._session: PromptSession[str] = PromptSession(
             history=InMemoryHistory() if history is None else FileHistory(str(_private(history))),
             completer=_completer(names),
@@ -77,12 +82,29 @@ class EditedLines:
         )
 
     def read(self, draft: str) -> str | None:
-        """Edit a line; None after Ctrl-D, or Ctrl-C twice."""
+        """Edit a line; None after Ctrl-D, or Ctrl-C twice. What others print meanwhile is shown above it."""
+        from prompt_toolkit.patch_stdout import patch_stdout
+
         self._leaving = False
         try:
-            return self._session.prompt("> ", default=draft)
+            with patch_stdout():
+                return self._session.prompt("> ", default=draft, pre_run=self._look)
         except (EOFError, KeyboardInterrupt):
             return None
+
+    def wake(self, error: BaseException | None) -> None:
+        """Draw the footer anew, and end reading with an `error`: this one, or else the next one."""
+        self._error = error
+        loop = self._session.app.loop
+        if loop is not None:
+            with suppress(RuntimeError):  # it is closed: a line has come meanwhile
+                loop.call_soon_threadsafe(self._look)
+
+    def _look(self) -> None:
+        app = self._session.app
+        if self._error is not None and app.future is not None and not app.future.done():
+            app.exit(exception=self._error)
+        app.invalidate()
 
     def _toolbar(self) -> str:
         return "Ctrl-C again leaves" if self._leaving else self.footer(self._session.output.get_size().columns)

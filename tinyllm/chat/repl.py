@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from tinyllm.chat.commands import find_command
@@ -13,8 +13,8 @@ from tinyllm.chat.transcript import Saved, Transcript
 from tinyllm.errors import TinyllmError
 
 if TYPE_CHECKING:
+    from tinyllm.chat.model import ChatModel
     from tinyllm.chat.screen import Screen
-    from tinyllm.llm import LLM, Statistics
 
 _NEARLY_FULL = 0.85  # of the context
 
@@ -31,9 +31,12 @@ class Lines(Protocol):
     def read(self, draft: str) -> str | None:
         """Return the next line, which begins as `draft`; None when there is none any more."""
 
+    def wake(self, error: BaseException | None) -> None:
+        """Draw the footer anew, and end reading with an `error`, from whatever thread."""
+
 
 class Repl:
-    """One chat. `load` finds and loads a model by the name that a person gives, and returns it with its name."""
+    """One chat. `load` finds a model by the name that a person gives, and begins to load it."""
 
     def __init__(
         self,
@@ -41,23 +44,24 @@ class Repl:
         lines: Lines,
         screen: Screen,
         *,
-        load: Callable[[str], tuple[LLM, str]],
-        figures: Callable[[Statistics], Iterator[str]],
-        complain: Callable[[str], None],
+        load: Callable[[str], ChatModel],
     ) -> None:
         self.session = session
         self.lines = lines
         self.screen = screen
-        self.figures = figures
         self.attached: list[str] = []
         self.draft = ""
         self.over = False
         self._load = load
-        self._complain = complain
         self._counted: tuple[object, int] = (None, 0)
 
     def run(self) -> None:
-        """Go on until the lines end, or /exit. What goes wrong in a turn is told, and is no end."""
+        """Go on until the lines end, or /exit. What goes wrong in a turn is told, and is no end.
+
+        Without a model there is no going on: raises what loading it has raised.
+        """
+        model = self.session.model
+        model.when_over(lambda: self.lines.wake(model.failure))
         while not self.over:
             draft, self.draft = self.draft, ""
             line = self.lines.read(draft)
@@ -66,7 +70,13 @@ class Repl:
             try:
                 self.take(line)
             except TinyllmError as error:
-                self._complain(str(error))
+                if error is self.session.model.failure:
+                    raise
+                self.screen.complain(str(error))
+            except KeyboardInterrupt:
+                if self.session.model.is_loaded:
+                    raise
+                self.draft = line  # nobody waits for the model any more: the line can be changed
 
     def take(self, line: str) -> None:
         """Do what a line says. Raises TinyllmError."""
@@ -103,9 +113,12 @@ class Repl:
 
     def footer(self, width: int) -> str:
         """Say in one line, of so many columns, what answers, how full the context is, and how fast it went."""
-        session, used = self.session, self._used()
-        context, statistics = session.llm.context, session.statistics
-        parts = [session.title, f"{used:,} of {context:,} tokens, {context - used:,} left"]
+        session = self.session
+        if not session.model.is_loaded:
+            return fit([f"loading {session.model.title}", "what you type waits for it"], width)
+        used, context, statistics = self._used(), session.llm.context, session.statistics
+        title, room = session.model.title, f"{used:,} of {context:,} tokens, {context - used:,} left"
+        parts = [title, room] if fit([title, room], width).endswith(room) else [room]
         if statistics is not None:
             parts += [f"{statistics.decode_tps:.1f} tokens/s", f"first token {statistics.ttft_s:.2f} s"]
         return fit(parts, width)
@@ -113,7 +126,7 @@ class Repl:
     def _used(self) -> int:
         """Count the tokens of the conversation as it stands, once until it changes: a template takes its time."""
         session, conversation = self.session, self.session.conversation
-        state = (session.model, session.thinking.wanted, conversation.system, tuple(conversation.messages))
+        state = (session.model.name, session.thinking.wanted, conversation.system, tuple(conversation.messages))
         if self._counted[0] != state:
             self._counted = state, session.tokens()
         return self._counted[1]
@@ -135,10 +148,10 @@ class Repl:
 
     def switch_model(self, name: str) -> None:
         """Have another model go on with the conversation. Raises TinyllmError, and then the old one stays."""
-        llm, found = self._load(name)
-        self.session.llm.close()
-        self.session.llm, self.session.model = llm, found
-        self.session.statistics = None
+        model = self._load(name)
+        _ = model.llm  # raises, if it cannot be had, while the old one is still there
+        self.session.model.close()
+        self.session.model, self.session.statistics = model, None
 
     def resume(self, transcript: Transcript, saved: Saved) -> None:
         """Go on with a saved conversation."""
@@ -146,7 +159,7 @@ class Repl:
         session.begin(saved.conversation, transcript)
         session.settings = dict(saved.settings)
         turns = len(saved.conversation.messages)
-        other = f", held with {saved.model}" if saved.model != session.model else ""
+        other = f", held with {saved.model}" if saved.model != session.model.name else ""
         torn = "; its last line was cut off" if saved.torn else ""
         self.screen.tell(f"{transcript.name}: {turns} messages{other}{torn}")
 

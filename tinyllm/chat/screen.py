@@ -43,6 +43,9 @@ class Screen(Protocol):
     def tell(self, text: str) -> None:
         """Say something that neither side has said."""
 
+    def complain(self, text: str) -> None:
+        """Say what could not be done."""
+
     def clear(self) -> None:
         """Take away what is shown of the present."""
 
@@ -62,6 +65,10 @@ class PlainScreen:
     def tell(self, text: str) -> None:
         """Print to stderr."""
         print(text, file=sys.stderr, flush=True)
+
+    def complain(self, text: str) -> None:
+        """Print to stderr, under the program's name."""
+        self.tell(f"tinyllm: {text}")
 
     def clear(self) -> None:
         """Nothing is taken away."""
@@ -106,6 +113,10 @@ class RichScreen:
     def tell(self, text: str) -> None:
         """Print dimmed."""
         self._console.print(dimmed(text))
+
+    def complain(self, text: str) -> None:
+        """Print in red."""
+        self._console.print(Text(text, style="red"))
 
     def clear(self) -> None:
         """Clear the screen."""

@@ -10,9 +10,9 @@ from tinyllm.chat.conversation import ASSISTANT, USER, Conversation, Message
 from tinyllm.chat.transcript import Transcript, TranscriptStore
 from tinyllm.engine.request import SamplingParams
 from tinyllm.errors import ContextLengthError, UsageError
-from tinyllm.hub.locate import model_name
 
 if TYPE_CHECKING:
+    from tinyllm.chat.model import ChatModel
     from tinyllm.llm import LLM, Answer, Chunk, Statistics
 
 Overflow = Literal["stop", "shift"]
@@ -36,7 +36,7 @@ class Thinking:
 
 
 class Session:
-    """Asks `llm` on behalf of a conversation, with `settings` of `LLM.chat`, and writes it to `store` turn by turn.
+    """Asks `model` on behalf of a conversation, with `settings` of `LLM.chat`, and writes it to `store` turn by turn.
 
     The pages of earlier turns are kept by the engine: a turn computes what is new, or what the template has changed.
     With `overflow` "shift" the oldest exchanges are forgotten when the context is full. `settings` are the person's
@@ -45,8 +45,7 @@ class Session:
 
     def __init__(
         self,
-        llm: LLM,
-        model: str,
+        model: ChatModel,
         *,
         conversation: Conversation | None = None,
         settings: Mapping[str, Any] | None = None,
@@ -56,7 +55,6 @@ class Session:
         store: TranscriptStore | None = None,
         transcript: Transcript | None = None,
     ) -> None:
-        self.llm = llm
         self.model = model
         self.conversation = conversation or Conversation()
         self.settings = dict(settings or {})
@@ -69,9 +67,9 @@ class Session:
         self._template_args = dict(template_args or {})
 
     @property
-    def title(self) -> str:
-        """What the model is called where it is shown; `model` is what finds it again."""
-        return model_name(self.llm.path)
+    def llm(self) -> LLM:
+        """The model, which is waited for where it is still being loaded. Raises what loading raises."""
+        return self.model.llm
 
     # ------------------------------------------------------------ asking
 
@@ -82,9 +80,7 @@ class Session:
         Raises ContextLengthError where there is no room, and ChatTemplateError where the template refuses.
         """
         question = Message(USER, text)
-        self._make_room(question)
-        arguments = {**self._template_args, **self.thinking.template_args}
-        answer = self.llm.chat(self.conversation.prompt(question), template_args=arguments, **self.in_force)
+        answer = self.llm.answer(self._prompt_with_room(question), tells_reasoning=True, **self.in_force)
         self._begin_file(text)
         return answer, self._chunks(question, answer)
 
@@ -103,17 +99,18 @@ class Session:
             else:
                 self.undo()  # a question without an answer: templates want turns
 
-    def _make_room(self, question: Message) -> None:
+    def _prompt_with_room(self, question: Message) -> list[int]:
+        """Return the tokens of the next prompt, after forgetting what leaves no room for an answer to it."""
         context = self.llm.context
+        room = max(1, context // _ROOM_SHARE) if self.overflow == "shift" else 1
         while True:
-            tokens = self.tokens(question)
-            room = max(1, context // _ROOM_SHARE) if self.overflow == "shift" else 1
-            if tokens + room <= context:
-                return
+            prompt_ids = self._encode(question)
+            if len(prompt_ids) + room <= context:
+                return prompt_ids
             if self.overflow != "shift" or not self._forget_oldest():
                 raise ContextLengthError(
-                    f"the conversation would take {tokens:,} of the context's {context:,} tokens: /undo, /clear, or"
-                    " start with --overflow shift, which forgets the oldest turns"
+                    f"the conversation would take {len(prompt_ids):,} of the context's {context:,} tokens: /undo,"
+                    " /clear, or start with --overflow shift, which forgets the oldest turns"
                 )
 
     def _forget_oldest(self) -> bool:
@@ -151,13 +148,13 @@ class Session:
         self.conversation.system = text
         self._note(system=text)
 
-    def tokens(self, *more: Message) -> int:
-        """Count the tokens of the conversation as the next prompt would have them, with `more` messages."""
-        messages = self.conversation.prompt(*more)
-        if not messages:
-            return 0
+    def tokens(self) -> int:
+        """Count the tokens of the conversation as the next prompt would have them."""
+        return len(self._encode()) if self.conversation.prompt() else 0
+
+    def _encode(self, *more: Message) -> list[int]:
         arguments = {**self._template_args, **self.thinking.template_args}
-        return len(self.llm.tokenizer.encode_chat(messages, **arguments))
+        return self.llm.tokenizer.encode_chat(self.conversation.prompt(*more), **arguments)
 
     # ------------------------------------------------------------ going back, and to others
 
@@ -181,7 +178,7 @@ class Session:
     def _begin_file(self, first_words: str) -> None:
         if self.store is not None and self.transcript is None:
             transcript = self.store.new(first_words)
-            transcript.begin(self.model, self.conversation, self.settings)
+            transcript.begin(self.model.name, self.conversation, self.settings)
             self.transcript = transcript
 
     def save(self, name: str | None) -> str:
@@ -189,7 +186,7 @@ class Session:
         if self.transcript is None:
             store = self.store or TranscriptStore.of_user()
             transcript = store.new(self.conversation.last_question or "empty")
-            transcript.begin(self.model, self.conversation, self.settings)
+            transcript.begin(self.model.name, self.conversation, self.settings)
             self.transcript = transcript
         if name is not None and name != self.transcript.name:
             self.transcript.rename(name)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +17,7 @@ from tinyllm.errors import ChatTemplateError, UsageError
 
 if TYPE_CHECKING:
     from tinyllm.chat.commands import Kind
+    from tinyllm.chat.model import ChatModel
     from tinyllm.chat.repl import Lines
     from tinyllm.chat.screen import Screen
     from tinyllm.chat.session import Overflow
@@ -38,25 +40,16 @@ class _Opening:
     save: bool
     plain: bool
     overflow: Overflow
-    limits: Mapping[str, Any]
+    arguments: Mapping[str, Any]
     offline: bool
 
 
+@options.grouped
 def chat(
+    *,
     model: options.Model = None,
     system: options.System = None,
-    max_tokens: options.MaxTokens = None,
-    temperature: options.ChatTemperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    min_p: options.MinP = None,
-    repetition_penalty: options.RepetitionPenalty = None,
-    repetition_window: options.RepetitionWindow = None,
-    presence_penalty: options.PresencePenalty = None,
-    frequency_penalty: options.FrequencyPenalty = None,
-    logit_bias: options.LogitBias = None,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
+    sampling: options.ChatSampling,
     think: options.Think = None,
     template_arg: options.TemplateArg = None,
     resume: Annotated[
@@ -68,13 +61,7 @@ def chat(
     overflow: Annotated[
         str, typer.Option(metavar="HOW", help="When the context is full: stop, or shift (forget the oldest turns).")
     ] = "stop",
-    kv_budget: options.KvBudget = None,
-    kv_bits: options.KvBits = None,
-    max_context: options.MaxContext = None,
-    no_wired_limit: options.NoWiredLimit = False,
-    eager: options.Eager = False,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
+    running: options.Running,
     offline: options.Offline = False,
     debug: options.Debug = False,
 ) -> None:
@@ -85,50 +72,24 @@ def chat(
     """
 
     def command() -> None:
-        settings: dict[str, Any] = {
-            "max_tokens": max_tokens,
-            "temperature": temperature,
-            "top_p": top_p,
-            "top_k": top_k,
-            "min_p": min_p,
-            "repetition_penalty": repetition_penalty,
-            "repetition_window": repetition_window,
-            "presence_penalty": presence_penalty,
-            "frequency_penalty": frequency_penalty,
-            "logit_bias": options.read_logit_bias(logit_bias),
-            "seed": seed,
-            "stop": stop or (),
-        }
-        options.check(settings, dtype, device)
-        options.check_kv_bits(kv_bits)
-        if max_tokens == 0:
-            raise UsageError("--max-tokens must be 1 or more in a chat")
+        settings = sampling.settings()
+        arguments = running.arguments(batch=1)
         if overflow not in ("stop", "shift"):
             raise UsageError(f"--overflow must be stop or shift, not {overflow!r}")
         if name is not None and not resume:
             raise UsageError(f"{name!r}: a conversation's name goes with --resume")
-        limits = {
-            "kv_budget": options.read_kv_budget(kv_budget),
-            "kv_bits": kv_bits,
-            "max_context": max_context,
-            "wired": not no_wired_limit,
-            "compiled": not eager,
-            "batch": 1,
-            "dtype": dtype,
-            "device": device,
-        }
         _chat(
             _Opening(
                 model=model,
                 system=system,
-                settings={key: value for key, value in settings.items() if value not in (None, ())},
+                settings=settings,
                 template_args=options.read_template_args(template_arg, None),
                 think=think,
                 resume=(name or _LATEST) if resume else None,
                 save=not no_save,
                 plain=plain,
                 overflow="shift" if overflow == "shift" else "stop",
-                limits=limits,
+                arguments=arguments,
                 offline=offline,
             )
         )
@@ -141,27 +102,26 @@ def _chat(opening: _Opening) -> None:
     from tinyllm.chat.repl import Repl
     from tinyllm.chat.session import Session
     from tinyllm.chat.transcript import TranscriptStore, read_transcript
-    from tinyllm.cli.generate import figures
 
     store = TranscriptStore.of_user()
     resumed = None if opening.resume is None else store.find(opening.resume or None)
     saved = None if resumed is None else read_transcript(resumed.path)
-    wanted = opening.model or (saved.model if saved is not None and saved.model else None)
-    llm, model = _load(wanted, opening)
+    load = partial(_begin_to_load, opening=opening)
+    lines, screen = _lines(opening, store), _screen(opening)  # before the model: the two would hold each other up
+    model = load(opening.model or (saved.model if saved is not None and saved.model else None))
+    session = Session(
+        model,
+        conversation=Conversation(opening.system),
+        settings=opening.settings,
+        template_args=opening.template_args,
+        think=opening.think,
+        overflow=opening.overflow,
+        store=store if opening.save else None,
+    )
     try:
-        session = Session(
-            llm,
-            model,
-            conversation=Conversation(opening.system),
-            settings=opening.settings,
-            template_args=opening.template_args,
-            think=opening.think,
-            overflow=opening.overflow,
-            store=store if opening.save else None,
-        )
-        lines = _lines(opening, store)
-        load = partial(_load, opening=opening)
-        repl = Repl(session, lines, _screen(opening), load=load, figures=figures, complain=console.say)
+        if not _is_interactive(opening):
+            _ = model.llm  # raises what loading raises, before anything is read
+        repl = Repl(session, lines, screen, load=load)
         lines.footer = repl.footer
         if resumed is not None and saved is not None:
             repl.resume(resumed, saved)
@@ -170,27 +130,37 @@ def _chat(opening: _Opening) -> None:
             if opening.system is not None:
                 session.set_system(opening.system)
         elif _is_interactive(opening):
-            repl.screen.tell(f"{session.title} · /help says what there is, Ctrl-D leaves")
+            repl.screen.tell(f"{model.title} · /help says what there is, Ctrl-D leaves")
         repl.run()
+        if not session.model.is_loaded:
+            console.leave(0)  # and do not wait for a model that nobody asks any more
     finally:
-        session.llm.close()
+        session.model.close()
 
 
-def _load(name: str | None, opening: _Opening) -> tuple[LLM, str]:
-    """Find and load a model; return it with the name that finds it again. Raises TinyllmError."""
+def _begin_to_load(name: str | None, opening: _Opening) -> ChatModel:
+    """Find a model, and begin to load it. Raises TinyllmError for one that is not here, or cannot chat."""
+    from tinyllm.chat.model import ChatModel
     from tinyllm.cli.progress import Progress
     from tinyllm.hub.locate import find_model, model_name
     from tinyllm.text.chat_template import has_template
 
-    with Progress() as progress:
-        folder = find_model(name, offline=opening.offline, report=console.say)
-        if not has_template(folder):
-            raise ChatTemplateError(f"{folder} has no chat template: tinyllm generate --raw continues a text with it")
-        progress.show(f"loading {model_name(folder)}")
+    folder = find_model(name, offline=opening.offline, report=console.say)
+    if not has_template(folder):
+        raise ChatTemplateError(f"{folder} has no chat template: tinyllm generate --raw continues a text with it")
+
+    def load() -> LLM:
         from tinyllm.llm import LLM
 
-        llm = LLM(folder, **opening.limits)
-    return llm, name or model_name(folder)
+        return LLM(folder, **opening.arguments)
+
+    @contextmanager
+    def waiting() -> Iterator[None]:
+        with Progress() as progress:
+            progress.show(f"loading {model_name(folder)}")
+            yield
+
+    return ChatModel(name or model_name(folder), folder, load, waiting=waiting)
 
 
 def _is_interactive(opening: _Opening) -> bool:

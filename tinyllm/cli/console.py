@@ -26,9 +26,9 @@ def run(command: Callable[[], None], *, debug: bool) -> int:
         command()
         sys.stdout.flush()
     except KeyboardInterrupt:
-        _leave(INTERRUPTED)
+        leave(INTERRUPTED)
     except BrokenPipeError:
-        _leave(1)
+        leave(1)
     except Exception as error:
         if debug:
             traceback.print_exc()
@@ -57,6 +57,11 @@ def on_terminal() -> bool:
     return sys.stderr is not None and sys.stderr.isatty()
 
 
+def columns() -> int | None:
+    """How wide the terminal is that stderr is shown on; None where it is not, or does not say."""
+    return os.get_terminal_size(sys.stderr.fileno()).columns or None if on_terminal() else None
+
+
 def _explain(error: Exception) -> str:
     if isinstance(error, TinyllmError):
         return str(error)
@@ -66,18 +71,24 @@ def _explain(error: Exception) -> str:
     return f"internal error: {type(error).__name__}: {summary} (--debug shows where)"
 
 
-def _leave(code: int) -> NoReturn:
+def leave(code: int) -> NoReturn:
+    """End the process at once, whatever its threads are doing."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # nobody reads it, or it is closed
             stream.flush()
     os._exit(code)
 
 
+class _Said(logging.Handler):
+    """Says what is logged, wherever stderr goes by then: a chat shows it above the line that is typed."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(record.getMessage())
+
+
 def _log_to_stderr() -> None:
     logger = logging.getLogger("tinyllm")
     if not logger.handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("tinyllm: %(message)s"))
-        logger.addHandler(handler)
+        logger.addHandler(_Said())
         logger.setLevel(logging.INFO if on_terminal() else logging.WARNING)
         logger.propagate = False

@@ -46,7 +46,7 @@ def convert(
     offline: options.Offline = False,
     debug: options.Debug = False,
 ) -> None:
-    """Write a model in other forms, a tensor at a time; prints the folder.
+    """Write a model in other forms; prints the new folder.
 
     Without --quantize, --mode, --recipe or --dequantize it is a copy, in one type with --dtype. A GGUF file
     (FILE.gguf, or OWNER/NAME:Q4_K_M) becomes a folder as Hugging Face has them, its blocks MLX's packed matrices.

@@ -11,42 +11,32 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tinyllm.chat.figures import figures
 from tinyllm.chat.interrupt import cancelling
 from tinyllm.cli import console, options
 from tinyllm.cli.asking import Asking
 from tinyllm.cli.prompt import read_prompt
 from tinyllm.cli.prompt_cache import PromptCache
-from tinyllm.engine.request import SamplingParams
 from tinyllm.errors import UsageError
-from tinyllm.hub.sizes import disk_size
 
 if TYPE_CHECKING:
     from tinyllm.cli.progress import Progress
-    from tinyllm.llm import LLM, Answer, Chunk, Statistics
+    from tinyllm.llm import LLM, Answer, Chunk
 
 DEFAULT_BATCH = 8
 _MEMORY = ("peak_bytes", "kv_bytes", "kv_limit_bytes", "kv_token_bytes", "kv_bits")
 
 
+@options.grouped
 def generate(
+    *,
     prompt: Annotated[
         str | None,
         typer.Argument(metavar="PROMPT", help="What to say; - reads stdin. Text that is piped in follows it."),
     ] = None,
     model: options.Model = None,
     system: options.System = None,
-    max_tokens: options.MaxTokens = None,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    min_p: options.MinP = None,
-    repetition_penalty: options.RepetitionPenalty = None,
-    repetition_window: options.RepetitionWindow = None,
-    presence_penalty: options.PresencePenalty = None,
-    frequency_penalty: options.FrequencyPenalty = None,
-    logit_bias: options.LogitBias = None,
-    seed: options.Seed = None,
-    stop: options.Stop = None,
+    sampling: options.Sampling,
     think: options.Think = None,
     template_arg: options.TemplateArg = None,
     raw: Annotated[
@@ -67,17 +57,13 @@ def generate(
     batch: options.Batch = None,
     in_order: options.InOrder = False,
     prompt_cache: options.PromptCache = None,
-    kv_budget: options.KvBudget = None,
-    kv_bits: options.KvBits = None,
-    max_context: options.MaxContext = None,
-    no_wired_limit: options.NoWiredLimit = False,
-    eager: options.Eager = False,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
+    running: options.Running,
     offline: options.Offline = False,
     debug: options.Debug = False,
 ) -> None:
-    """Answer one prompt, streaming the text to stdout; or all of a file, several at once.
+    """Answer a prompt, or all prompts of a file, several at once.
+
+    The answer is written to stdout as it comes, and everything else to stderr.
 
     A line of --prompts is {"prompt": TEXT} or {"messages": [{"role": ROLE, "content": TEXT}, ...]}, with an "id"
     (else it is the line's number) and settings of its own: max_tokens, stop, seed, temperature, top_p and so on.
@@ -88,21 +74,9 @@ def generate(
     """
 
     def command() -> None:
-        settings: dict[str, Any] = {
-            "max_tokens": max_tokens,
-            "temperature": temperature,
-            "top_p": top_p,
-            "top_k": top_k,
-            "min_p": min_p,
-            "repetition_penalty": repetition_penalty,
-            "repetition_window": repetition_window,
-            "presence_penalty": presence_penalty,
-            "frequency_penalty": frequency_penalty,
-            "logit_bias": options.read_logit_bias(logit_bias),
-            "seed": seed,
-            "stop": stop or (),
-            "logprobs": logprobs,
-        }
+        settings = sampling.settings()
+        if logprobs is not None:
+            settings["logprobs"] = logprobs
         of_one = {"PROMPT": prompt is not None, "--json": as_json, "--logprobs": logprobs is not None}
         of_many = {"--output": output is not None, "--batch": batch is not None, "--in-order": in_order}
         _check_together(prompts, of_one, of_many)
@@ -113,27 +87,18 @@ def generate(
             raise UsageError(
                 "--raw continues the prompt as it is: there is no template for --system, --think or such"
             )
-        options.check(settings, dtype, device)
-        options.check_kv_bits(kv_bits)
         asking = Asking(settings, system, template_args, raw)
         cache = None if prompt_cache is None else PromptCache(prompt_cache)
-        _check_cache(cache, of_many=prompts is not None, max_tokens=max_tokens)
-        limits: dict[str, Any] = {
-            "kv_budget": options.read_kv_budget(kv_budget),
-            "kv_bits": kv_bits,
-            "max_context": max_context,
-            "wired": not no_wired_limit,
-            "compiled": not eager,
-            "batch": 1 if prompts is None else batch or DEFAULT_BATCH,
-        }
-        loading = partial(load, cache, model, offline, {"dtype": dtype, "device": device, **limits})
+        _check_cache(cache, of_many=prompts is not None, max_tokens=sampling.max_tokens)
+        at_once = 1 if prompts is None else batch or DEFAULT_BATCH
+        loading = partial(load, cache, model, offline, running.arguments(batch=at_once))
         with_figures = console.on_terminal() if stats is None else stats
         if prompts is None:
             _answer(read_prompt(prompt), asking, loading, cache, as_json=as_json, with_figures=with_figures)
         else:
             from tinyllm.cli.batch import Plan, answer_file
 
-            plan = Plan(prompts, "-" if output is None else output, limits["batch"], in_order)
+            plan = Plan(prompts, "-" if output is None else output, at_once, in_order)
             answer_file(plan, asking, loading, with_figures=with_figures, debug=debug)
 
     raise typer.Exit(console.run(command, debug=debug))
@@ -222,45 +187,7 @@ def _print_text(answer: Answer, chunks: Iterator[Chunk], progress: Progress, *, 
             if not last.endswith("\n"):
                 console.write("\n")
             if with_figures:
-                print("\n".join(figures(chunk.statistics)), file=sys.stderr)
-
-
-def figures(statistics: Statistics) -> Iterator[str]:
-    """Say what an answer took, in two lines or three."""
-    s = statistics
-    cached = f" ({s.cached_tokens:,} from the cache)" if s.cached_tokens else ""
-    yield (
-        f"prompt {s.prompt_tokens:,} tokens{cached}, {s.prefill_tps:.1f} tokens/s"
-        f" · answer {s.completion_tokens:,} tokens, {s.decode_tps:.1f} tokens/s"
-        f" · first token after {s.ttft_s:.2f} s"
-    )
-    packed = "" if s.kv_bits is None else f" in {s.kv_bits} bits"
-    yield (
-        f"loading {s.load_s:.2f} s · peak memory {disk_size(s.peak_bytes)} · KV cache {disk_size(s.kv_bytes)}"
-        f" of {disk_size(s.kv_limit_bytes)}{packed}, {s.kv_token_bytes:,} bytes a token"
-        f" · context {s.context:,} tokens"
-    )
-    yield f"sampling: {describe(s.sampling)}"
-
-
-def describe(sampling: SamplingParams) -> str:
-    """Name the sampling values that were in force, as their options are called."""
-    plain = SamplingParams()
-    changed: dict[str, Any] = {
-        name: value for name, value in asdict(sampling).items() if value != getattr(plain, name) and name != "seed"
-    }
-    if not sampling.greedy:
-        return ", ".join([*_told(changed), f"seed {sampling.seed}"])
-    drawing: dict[str, Any] = {
-        name: changed.pop(name) for name in ("temperature", "top_k", "top_p", "min_p") if name in changed
-    }
-    without = f" (at temperature 0, without effect: {', '.join(_told(drawing))})"
-    idle = without if drawing and sampling.temperature == 0 else ""
-    return ", ".join([f"greedy{idle}", *_told(changed)])
-
-
-def _told(values: Mapping[str, Any]) -> list[str]:
-    return [f"{name} {value}" for name, value in values.items()]
+                print("\n".join(figures(chunk.statistics, console.columns())), file=sys.stderr)
 
 
 def _report(llm: LLM, answer: Answer, chunks_of: Iterator[Chunk]) -> tuple[dict[str, Any], bool]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
 from fractions import Fraction
+from functools import wraps
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -31,6 +33,12 @@ MaxTokens = Annotated[
     int | None,
     typer.Option(
         "-n", "--max-tokens", metavar="N", min=0, help="Most tokens to generate; without it, to the answer's end."
+    ),
+]
+ChatMaxTokens = Annotated[
+    int | None,
+    typer.Option(
+        "-n", "--max-tokens", metavar="N", min=1, help="Most tokens of an answer; without it, to the answer's end."
     ),
 ]
 Temperature = Annotated[
@@ -117,23 +125,111 @@ Offline = Annotated[bool, typer.Option("--offline", help="Make no connection at 
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.")]
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen, and when an answer ends: an option for each field, where a command is `grouped`."""
+
+    max_tokens: MaxTokens = None
+    temperature: Temperature = None
+    top_p: TopP = None
+    top_k: TopK = None
+    min_p: MinP = None
+    repetition_penalty: RepetitionPenalty = None
+    repetition_window: RepetitionWindow = None
+    presence_penalty: PresencePenalty = None
+    frequency_penalty: FrequencyPenalty = None
+    logit_bias: LogitBias = None
+    seed: Seed = None
+    stop: Stop = None
+
+    def settings(self) -> dict[str, Any]:
+        """Return those that were given, as `LLM.generate` takes them.
+
+        Raises UsageError, before a model is looked for, for a value that no model takes.
+        """
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        given["logit_bias"] = read_logit_bias(self.logit_bias)
+        if "" in (self.stop or ()):
+            raise UsageError("--stop needs a text: a stop string must not be empty")
+        given = {name: value for name, value in given.items() if value not in (None, [])}
+        names = {field.name for field in fields(SamplingParams)}
+        SamplingParams(**{name: value for name, value in given.items() if name in names})
+        return given
+
+
+@dataclass(frozen=True)
+class ChatSampling(Sampling):
+    """As in a chat, which is livelier where the model's makers say nothing."""
+
+    max_tokens: ChatMaxTokens = None
+    temperature: ChatTemperature = None
+
+
+@dataclass(frozen=True)
+class Running:
+    """How a model is run: an option for each field, where a command is `grouped`."""
+
+    kv_budget: KvBudget = None
+    kv_bits: KvBits = None
+    max_context: MaxContext = None
+    no_wired_limit: NoWiredLimit = False
+    eager: Eager = False
+    dtype: Dtype = None
+    device: Device = None
+
+    def arguments(self, *, batch: int) -> dict[str, Any]:
+        """Return them as `LLM` takes them. Raises UsageError for a value that no model takes."""
+        for name, value, known in (("dtype", self.dtype, DTYPES), ("device", self.device, DEVICES)):
+            if value is not None and value not in known:
+                raise UsageError(f"--{name} must be one of {', '.join(known)}, not {value!r}")
+        check_kv_bits(self.kv_bits)
+        return {
+            "kv_budget": read_kv_budget(self.kv_budget),
+            "kv_bits": self.kv_bits,
+            "max_context": self.max_context,
+            "wired": not self.no_wired_limit,
+            "compiled": not self.eager,
+            "dtype": self.dtype,
+            "device": self.device,
+            "batch": batch,
+        }
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command, in the place of each parameter that is a dataclass, an option for each of its fields.
+
+    All parameters are taken by name.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    groups = {name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
+    shown: list[Parameter] = []
+    for parameter in signature(command).parameters.values():
+        if parameter.name not in groups:
+            shown.append(parameter.replace(annotation=hints[parameter.name]))
+            continue
+        group = groups[parameter.name]
+        of_group = get_type_hints(group, include_extras=True)
+        for field in fields(group):
+            of_field = of_group[field.name]
+            shown.append(Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=of_field))
+
+    @wraps(command)
+    def called(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+        command(**values)
+
+    called.__signature__ = signature(command).replace(parameters=shown)  # type: ignore[attr-defined]
+    called.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
+    return called
+
+
 def check_kv_bits(bits: int | None) -> None:
     """Raise UsageError for bits that no KV cache is packed to."""
     from tinyllm.config.quantization import CACHE_BITS
 
     if bits is not None and bits not in CACHE_BITS:
         raise UsageError(f"--kv-bits must be {' or '.join(map(str, CACHE_BITS))}, not {bits}")
-
-
-def check(settings: Mapping[str, Any], dtype: str | None, device: str | None) -> None:
-    """Raise UsageError, before a model is looked for, for a value that no model takes."""
-    for name, value, known in (("dtype", dtype, DTYPES), ("device", device, DEVICES)):
-        if value is not None and value not in known:
-            raise UsageError(f"--{name} must be one of {', '.join(known)}, not {value!r}")
-    if "" in settings["stop"]:
-        raise UsageError("--stop needs a text: a stop string must not be empty")
-    names = {field.name for field in fields(SamplingParams)}
-    SamplingParams(**{name: value for name, value in settings.items() if name in names and value is not None})
 
 
 def read_kv_budget(text: str | None) -> int | Fraction | None:

@@ -43,11 +43,12 @@ def perplexity(
     offline: options.Offline = False,
     debug: options.Debug = False,
 ) -> None:
-    """Measure how well a model predicts a text: exp of the mean of -log p(token), lower is better.
+    """Measure how well a model predicts a text.
 
-    A window is read as a sequence of its own, and each of its tokens once. A token is scored in the first window that
-    holds it and one before it. With --against, also how far the next-token distributions are apart. --kv-bits packs
-    the KV cache of MODEL and not that of OTHER: --against MODEL itself says what that costs.
+    Perplexity is exp of the mean of -log p(token): lower is better. A window is read as a sequence of its own, and
+    each of its tokens once. A token is scored in the first window that holds it and one before it. With --against,
+    also how far the next-token distributions are apart. --kv-bits packs the KV cache of MODEL and not that of OTHER:
+    --against MODEL itself says what that costs.
     """
 
     def command() -> None:

@@ -1,0 +1,137 @@
+"""Turns, and what the footer says after each; a model that is not there yet."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from talk import FakeLLM, Typed, chat, chat_model
+
+from tinyllm.errors import DoesNotFitError
+
+WIDTH = 200
+
+
+def footers(*lines: str) -> tuple[list[str], FakeLLM]:
+    """Return how many tokens the footer says are used, before each line and after the last one."""
+    llm = FakeLLM()
+    seen: list[str] = []
+    model = chat_model(lambda: llm)
+    assert model.llm is llm  # from here on it is loaded
+    typed = Typed(lines, before=lambda: seen.append(typed.footer(WIDTH).split(" · ")[1].split(" of ")[0]))
+    repl, _, complaints = chat(typed, model)
+    typed.footer = repl.footer
+    repl.run()
+    assert complaints == []
+    return seen, llm
+
+
+@pytest.mark.parametrize(
+    ("lines", "used"),
+    [
+        (("one",), "0 10"),
+        (("one", "three"), "0 10 24"),
+        (("one", "three", "/undo"), "0 10 24 10"),
+        (("one", "/undo"), "0 10 0"),
+        (("one", "/retry"), "0 10 10"),
+        (("one", "three", "/retry", "/undo", "/undo"), "0 10 24 24 10 0"),
+        (("one", "/edit three"), "0 10 14"),
+        (("one", "/system be"), "0 10 14"),
+        (("one", "/clear"), "0 10 0"),
+    ],
+)
+def test_the_footer_counts_the_conversation_as_it_stands(lines: tuple[str, ...], used: str) -> None:
+    assert footers(*lines)[0] == used.split()
+
+
+def test_a_narrow_footer_says_how_full_the_context_is() -> None:
+    repl, _, _ = chat(Typed([]), chat_model(FakeLLM, name="a-long-name-of-a-model"))
+    assert repl.session.llm
+    assert repl.footer(80) == "a-long-name-of-a-model · 0 of 1,000 tokens, 1,000 left"
+    assert repl.footer(40) == "0 of 1,000 tokens, 1,000 left"
+    assert repl.footer(20) == "0 of 1,000 tokens, 1"
+
+
+def test_a_turn_is_encoded_once_to_be_asked_and_once_to_be_counted() -> None:
+    _, llm = footers("one", "two", "three")
+    assert len(llm.asked) == 3 and llm.encoded == 6
+
+
+def test_what_needs_no_model_does_not_wait_for_it() -> None:
+    release = threading.Event()
+
+    def load() -> FakeLLM:
+        release.wait()
+        return FakeLLM()
+
+    said: list[str] = []
+    typed = Typed(["/help exit", "/exit"], before=lambda: said.append(typed.footer(WIDTH)))
+    repl, _, _ = chat(typed, chat_model(load))
+    typed.footer = repl.footer
+    repl.run()
+    assert said == ["loading fake · what you type waits for it"] * 2
+    release.set()
+
+
+def test_a_message_waits_for_the_model() -> None:
+    llm, asked = FakeLLM(), threading.Event()
+
+    def load() -> FakeLLM:
+        asked.wait()
+        return llm
+
+    repl, written, _ = chat(Typed(["hello"], before=asked.set), chat_model(load))
+    repl.run()
+    assert "".join(written) == "HELLO\n"
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_chat_and_no_turn_is_said() -> None:
+    failure = DoesNotFitError("too large")
+
+    def load() -> FakeLLM:
+        raise failure
+
+    repl, written, complaints = chat(Typed(["hello", "again"]), chat_model(load))
+    with pytest.raises(DoesNotFitError) as raised:
+        repl.run()
+    assert raised.value is failure and (written, complaints) == ([], [])
+    assert repl.session.conversation.messages == []
+
+
+def test_an_interrupt_while_a_message_waits_gives_it_back() -> None:
+    release, waits = threading.Event(), iter([True, False])
+
+    class Interrupted:
+        def __enter__(self) -> None:
+            if next(waits):
+                raise KeyboardInterrupt
+            release.set()
+
+        def __exit__(self, *exception: object) -> None: ...
+
+    def load() -> FakeLLM:
+        release.wait()
+        return FakeLLM()
+
+    model = chat_model(load)
+    model._waiting = Interrupted
+    typed = Typed(["hello", "hello"])
+    repl, written, _ = chat(typed, model)
+    repl.run()
+    assert typed.drafts == ["", "hello", ""] and "".join(written) == "HELLO\n"
+
+
+def test_a_model_that_is_given_up_before_it_is_there_is_closed_when_it_is() -> None:
+    llm, release, closed = FakeLLM(), threading.Event(), threading.Event()
+
+    def load() -> FakeLLM:
+        release.wait()
+        return llm
+
+    model = chat_model(load)
+    model.close()
+    model.when_over(closed.set)
+    assert not llm.closed
+    release.set()
+    closed.wait()
+    assert llm.closed
