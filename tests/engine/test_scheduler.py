@@ -265,10 +265,11 @@ class Simulation:
         if row.ids[-1] != STOP and row.generated < row.max_new:
             return True
         self.scheduler.finish(row)
-        assert row.emitted == alone(self.setup.reaches, *self._asked.pop(row.id)), (
+        emitted = row.ids[row.prompt_length :]
+        assert emitted == alone(self.setup.reaches, *self._asked.pop(row.id)), (
             f"request {row.id} is answered wrong"
         )
-        self.answers[row.id] = row.emitted
+        self.answers[row.id] = emitted
         self._texts = [*self._texts[-8:], tuple(row.ids)]
         self.counts["answered"] += 1
         return False

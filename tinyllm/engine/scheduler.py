@@ -34,11 +34,6 @@ class Sequence:
         return self.held
 
     @property
-    def emitted(self) -> list[int]:
-        """The answer so far."""
-        return self.ids[self.prompt_length :]
-
-    @property
     def generated(self) -> int:
         """How many tokens the answer has so far: the index of the token that comes next."""
         return len(self.ids) - self.prompt_length
