@@ -52,6 +52,20 @@ def test_a_narrow_footer_says_how_full_the_context_is() -> None:
     assert repl.footer(20) == "0 of 1,000 tokens, 1"
 
 
+def test_help_on_a_narrow_screen_is_indented(capsys: pytest.CaptureFixture[str]) -> None:
+    repl, _, _ = chat(Typed([]), chat_model(FakeLLM))
+    repl.screen.width = 30  # type: ignore[misc]
+    repl.take("/help")
+    said = capsys.readouterr().err.splitlines()
+    start = said.index("/set [NAME [VALUE]]")
+    assert said[start : start + 4] == [
+        "/set [NAME [VALUE]]",
+        "    Show or change a setting;",
+        "    no value: as the model",
+        "    says.",
+    ]
+
+
 def test_a_turn_is_encoded_once_to_be_asked_and_once_to_be_counted() -> None:
     _, llm = footers("one", "two", "three")
     assert len(llm.asked) == 3 and llm.encoded == 6

@@ -266,9 +266,7 @@ class Simulation:
             return True
         self.scheduler.finish(row)
         emitted = row.ids[row.prompt_length :]
-        assert emitted == alone(self.setup.reaches, *self._asked.pop(row.id)), (
-            f"request {row.id} is answered wrong"
-        )
+        assert emitted == alone(self.setup.reaches, *self._asked.pop(row.id)), f"request {row.id} is answered wrong"
         self.answers[row.id] = emitted
         self._texts = [*self._texts[-8:], tuple(row.ids)]
         self.counts["answered"] += 1

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal
 
 from tinyllm.chat.figures import figures
@@ -55,10 +56,14 @@ def _help(repl: Repl, argument: str) -> None:
         return
     width = max(len(_usage(command)) for command in COMMANDS)
     if repl.screen.width < width + 30:
-        lines = [f"{_usage(command)}\n    {command.help}" for command in COMMANDS]
+        lines = [f"{_usage(command)}\n{_indented(command.help, repl.screen.width)}" for command in COMMANDS]
     else:
         lines = [f"{_usage(command):{width}}  {command.help}" for command in COMMANDS]
     repl.screen.tell("\n".join([*lines, "", *KEYS]))
+
+
+def _indented(text: str, width: int) -> str:
+    return fill(text, max(width, 12), initial_indent=" " * 4, subsequent_indent=" " * 4)
 
 
 def _usage(command: Command) -> str:
