@@ -436,6 +436,7 @@ def test_names_are_completed_and_history_is_kept_for_its_owner(
     terminal.wait_for_screen("/tokens")
     terminal.type("\r")
     terminal.wait_for("tokens used")
+    terminal.wait_for_screen("yes-man · 0 of")  # keys that come before the line can be edited are the terminal's
     terminal.type(CTRL_D)
     terminal.wait_to_end()
     history = Path(home["XDG_DATA_HOME"]) / "tinyllm" / "history"
