@@ -68,8 +68,10 @@ All of it by name, in one line, before a weight is read:
 
 - a `model_type` that is not above, a key of config.json that is not known, and a known one, in the column *refused*,
   at a value that would change the numbers in a way that is not computed here;
-- activations other than {activations};
-- RoPE schemes other than default, linear, dynamic, llama3, yarn and longrope;
+- activations other than {activations}, and Apertus's xielu;
+- RoPE schemes other than default, linear, dynamic, llama3, yarn, longrope and proportional;
+- a part of each head to rotate (`partial_rotary_factor`) in families in which transformers rotates all of it whatever
+  the file says; in `llama` the part is rotated as in Phi-3;
 - what GPTQ (3 bits, columns sorted by activation), AWQ (other than GEMM's layout) and compressed-tensors (sparse,
   nvfp4, several schemes) can do beyond the list below; weights that bitsandbytes, HQQ, Quanto, EETQ, AQLM and others
   have quantised; and checkpoints with pickled weights only;

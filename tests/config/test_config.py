@@ -204,9 +204,18 @@ def test_a_window_in_a_family_without_one_is_refused_by_name() -> None:
 # What is unknown.
 
 
-@pytest.mark.parametrize("model_type", ["lama", "llama17", "", "LLAMA", "../llama"])
-def test_an_unknown_model_type_is_refused_with_the_nearest_known(model_type: str) -> None:
-    with pytest.raises(UnsupportedModelError, match="llama"):
+@pytest.mark.parametrize(
+    ("model_type", "nearest"),
+    [
+        *((name, "llama") for name in ("lama", "llama17", "", "LLAMA", "../llama")),
+        ("gemma3n", "gemma3"),
+        ("mistral3v", "mistral3"),
+        ("tinylm", "tinyllm"),
+    ],
+)
+def test_an_unknown_model_type_is_refused_with_the_nearest_known(model_type: str, nearest: str) -> None:
+    """Of families, of multimodal models and of the native schema."""
+    with pytest.raises(UnsupportedModelError, match=rf"the nearest that it does: (.*, )?{nearest}\b"):
         read(model_type=model_type)
 
 

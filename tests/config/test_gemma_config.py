@@ -132,6 +132,8 @@ def test_experts_of_gemma_4_stand_beside_a_dense_network() -> None:
         {"model_type": "gemma2", "use_bidirectional_attention": True},
         {"model_type": "gemma3_text", "use_bidirectional_attention": True},
         {"model_type": "gemma3_text", "attn_logit_softcapping": 50.0},
+        {"model_type": "gemma3_text", "rope_parameters": {"rope_type": "linear", "factor": 8.0, "rope_theta": 500.0}},
+        {"model_type": "olmo3", "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
         {"model_type": "gemma4_text", "use_bidirectional_attention": "all"},
         {"model_type": "gemma", "hidden_activation": "silu"},
         {"model_type": "phi3", "lm_head_bias": True},

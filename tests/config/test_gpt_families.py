@@ -78,6 +78,10 @@ def test_masks_are_no_weights(model_type: str, name: str) -> None:
         ("mpt", {"expansion_ratio": 2}),
         ("bloom", {"apply_residual_connection_post_layernorm": True}),
         ("gptj", {"rotary": False}),
+        ("gptj", {"rope_theta": 500.0}),
+        ("gptj", {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+        ("codegen", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}),
+        ("codegen", {"rope_scaling": {"type": "linear", "factor": 2.0}}),
     ],
 )
 def test_what_would_change_the_numbers_is_refused(model_type: str, more: dict[str, Any]) -> None:
@@ -95,6 +99,24 @@ def test_two_names_of_one_key_must_agree() -> None:
     assert read("gpt2", hidden_size=32) == read("gpt2")
     with pytest.raises(ConfigError, match="'hidden_size' and 'n_embd' contradict"):
         read("gpt2", hidden_size=64)
+
+
+def test_the_base_of_gptj_may_be_said() -> None:
+    parameters = {"rope_type": "default", "rope_theta": 10000.0}
+    assert read("gptj", rope_theta=10000, rope_scaling=None, rope_parameters=parameters) == read("gptj")
+
+
+@pytest.mark.parametrize(
+    ("key", "other", "value"),
+    [("rotary_emb_base", "rope_theta", 700.0), ("rotary_pct", "partial_rotary_factor", 0.5)],
+)
+def test_what_gpt_neox_does_not_read_may_only_repeat_what_it_does(key: str, other: str, value: float) -> None:
+    said, repeated = {key: value}, {other: value}
+    assert read("gpt_neox", **said, **repeated) == read("gpt_neox", **said)
+    with pytest.raises(ConfigError, match=f"'{other}' is .*'{key}', which counts"):
+        read("gpt_neox", **repeated)
+    inside = {"rope_type": "default", **repeated}
+    assert read("gpt_neox", rope_parameters=inside, **repeated) == read("gpt_neox", **said)
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_no_shared_experts() -> None:
         ("deepseek_v3", {"mlp_bias": True}, "mlp_bias = True"),
         ("deepseek_v3", {"topk_method": "greedy"}, "topk_method = 'greedy'"),
         ("deepseek_v3", {"num_key_value_heads": 2}, "num_key_value_heads (2) must be num_attention_heads (4)"),
-        ("deepseek_v3", {"partial_rotary_factor": 0.5}, "partial_rotary_factor of latent attention"),
+        ("deepseek_v3", {"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5 is not computed"),
         ("deepseek_v3", {"n_group": 8, "topk_group": 1, "num_experts_per_tok": 33}, "33 experts a token"),
         ("deepseek_v3", {"n_routed_experts": 8, "n_group": 8}, "no two best"),
         ("glm4_moe_lite", {"mlp_layer_types": ["dense"]}, "for each of 6 layers"),
@@ -152,3 +152,11 @@ def test_expanding_pays_for_many_queries() -> None:
     """DeepSeek's sizes: 512 * 256 multiplications to make a key and a value, 1088 - 320 saved a query."""
     shape = attention(read("deepseek_v3"))
     assert [shape.expands(n) for n in (1, 170, 171)] == [False, False, True]
+
+
+def test_head_dim_is_another_name_of_what_glm_rotates() -> None:
+    """As in transformers, in this family alone: elsewhere `head_dim` has no effect."""
+    assert read("glm4_moe_lite", head_dim=32) == read("glm4_moe_lite", qk_rope_head_dim=32)
+    with pytest.raises(ConfigError, match="'qk_rope_head_dim' and 'head_dim' contradict"):
+        read("glm4_moe_lite", head_dim=96, qk_rope_head_dim=32)
+    assert read("deepseek_v3", head_dim=96) == read("deepseek_v3")

@@ -160,6 +160,18 @@ def test_a_part_of_each_head_is_rotated_where_that_is_said() -> None:
     assert ropes(partial_rotary_factor=None)[0].dims == 8
 
 
+@pytest.mark.parametrize("family", ["mistral", "qwen3", "olmo2", "gpt_oss", "mixtral"])
+def test_a_part_is_refused_where_the_reference_rotates_whole_heads(family: str) -> None:
+    """Its networks ignore the key: whoever computed what the file says would give other numbers."""
+    model = {"model_type": family}
+    inside = {"rope_type": "default", "partial_rotary_factor": 0.5}
+    for said in ({"partial_rotary_factor": 0.5}, {"rope_parameters": inside}, {"rope_scaling": inside}):
+        with pytest.raises(UnsupportedModelError, match="rotates whole heads in this family"):
+            ropes(**model, **said)
+    whole = {"partial_rotary_factor": 1.0, "rope_parameters": {**inside, "partial_rotary_factor": 1}}
+    assert [rope.dims for rope in ropes(**model, **whole)] == [rope.dims for rope in ropes(**model)]
+
+
 @pytest.mark.parametrize("partial", [0, 0.01, 0.4, 1.25, 1e30, -0.5])
 def test_a_part_that_is_no_even_number_of_elements_is_refused(partial: float) -> None:
     with pytest.raises(ConfigError, match="partial_rotary_factor"):

@@ -176,6 +176,7 @@ def _read_ropes(
         local_theta=row["local_theta"],
         local_kind=SLIDING,
         partial=row["partial_rotary_factor"],
+        whole=family.partial_rotary_factor is None,
         dims=row["rotary_dims"],
         interleaved=row["rope_interleaved"],
         absent=family.rope_parameters,

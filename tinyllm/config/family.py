@@ -159,6 +159,21 @@ def flags(name: str, otherwise: Callable[[ConfigReader, int], tuple[bool, ...]])
     return rule
 
 
+def mlp_kinds(otherwise: LayerRule) -> LayerRule:
+    """As the list `mlp_layer_types` says; by another rule where it is absent."""
+
+    def rule(reader: ConfigReader, layers: int) -> tuple[bool, ...]:
+        said = reader.read(Key("mlp_layer_types", list, None, nullable=True))
+        computed = otherwise(reader, layers)
+        if said is None:
+            return computed
+        if len(said) != layers or not all(kind in ("dense", "sparse") for kind in said):
+            raise reader.fail(ConfigError, f"mlp_layer_types must be 'dense' or 'sparse' for each of {layers} layers")
+        return tuple(kind == "sparse" for kind in said)
+
+    return rule
+
+
 def all_but_every(n: int | Key) -> Callable[[ConfigReader, int], tuple[bool, ...]]:
     """All layers but every n-th; n may be a key."""
 
@@ -262,7 +277,7 @@ class Family:
     local_theta: Any = None  # of windowed layers, where they have one of their own
     rope_interleaved: Any = False
     rotary_dims: Any = None  # of a head; else by the factor
-    partial_rotary_factor: Any = Key("partial_rotary_factor", float, 1.0, nullable=True, minimum=0)
+    partial_rotary_factor: Any = None  # heads are rotated whole, and another factor is refused
     original_max_position_embeddings: Any = None
     rope_parameters: Mapping[str, Any] = field(default_factory=dict)  # where config.json has none
     rope_inert: frozenset[str] = frozenset()  # keys in these that are read elsewhere, or have no effect

@@ -96,7 +96,9 @@ class RopeConfig:
 
 _LEAST_THETA = 2  # wavelengths must grow along a head
 _FACTOR = Key("factor", float, minimum=1)
+_PARTIAL = Key("partial_rotary_factor", float, 1.0, nullable=True, minimum=0)
 _ORIGINAL = "original_max_position_embeddings"
+_NEW = "rope_parameters"
 
 
 def _read_linear(reader: ConfigReader, max_positions: int) -> LinearScaling:
@@ -155,6 +157,7 @@ class _Defaults:
     original: int | None
     theta: float
     partial: float
+    whole: bool
     dims: int | None
     interleaved: bool
     inert: frozenset[str]
@@ -173,6 +176,7 @@ def read_rope(
     local_theta: float | None = None,
     local_kind: str = "",
     partial: float | None = 1.0,
+    whole: bool = False,
     dims: int | None = None,
     interleaved: bool = False,
     absent: Mapping[str, Any] | None = None,
@@ -181,33 +185,46 @@ def read_rope(
 ) -> tuple[RopeConfig, ...]:
     """Read the rotary parameters of each layer from config.json, in either dialect.
 
-    Layers of `local_kind` have `local_theta`, and no scaling, where that is not None and the parameters are not
-    nested by layer type. `dims` of a head are rotated, or the `partial` one; `head_dims` are of kinds of layers that
+    Layers of `local_kind` have `local_theta`, and no scaling, where that is not None and the parameters are those of
+    transformers 4; those of transformers 5 must then be nested by layer type. `dims` of a head are rotated, or the
+    `partial` one, or the `whole`, and then a factor other than 1 is refused; `head_dims` are of kinds of layers that
     have their own. Where config.json has no parameters they are those of `absent`; keys that are `inert` in them have
     no effect. `alpha` allows the dynamic scheme an alpha (HunYuan): theta stretched once, whatever the length. Raises
     UnsupportedModelError for a scheme that is not computed here, and ConfigError for one that makes no sense.
     """
     theta = reader.read(Key("rope_theta", float, default_theta, nullable=True, minimum=_LEAST_THETA))
+    if whole:
+        partial = reader.read(_PARTIAL)
     defaults = _Defaults(
         head_dim,
         max_positions,
         original,
         theta or default_theta,
         1.0 if partial is None else partial,
+        whole and dims is None,
         dims,
         interleaved,
         inert,
         alpha,
     )
-    dialects = [found for found in map(reader.object, ("rope_scaling", "rope_parameters")) if found is not None]
-    otherwise = {} if absent is None or reader.has("rope_parameters") else absent
+    dialects = [found for found in map(reader.object, ("rope_scaling", _NEW)) if found is not None]
+    if local_theta is not None and _is_flat(reader.values.get(_NEW)):
+        raise reader.fail(
+            UnsupportedModelError,
+            f"{_NEW} must have an object for each kind of layer, where alone transformers looks in this family",
+        )
+    otherwise = {} if absent is None or reader.has(_NEW) else absent
     said = [dialect for dialect in dialects if dialect.values]
-    said = said or [ConfigReader(otherwise, reader.source, "rope_parameters")]
+    said = said or [ConfigReader(otherwise, reader.source, _NEW)]
     local = None if local_theta is None else (local_kind, replace(defaults, theta=local_theta))
     first, *others = [_read_layers(dialect, layer_types, defaults, head_dims or {}, local) for dialect in said]
     if any(other != first for other in others):
         raise reader.fail(ConfigError, "rope_scaling and rope_parameters contradict each other")
     return first
+
+
+def _is_flat(parameters: Any) -> bool:
+    return bool(parameters) and not any(isinstance(value, dict) for value in parameters.values())
 
 
 def _read_layers(
@@ -232,7 +249,7 @@ def _read_layers(
             if found is None:
                 raise reader.fail(MissingKeyError, f"{kind!r} is absent, and there are layers of that kind")
         else:
-            found = reader if own is defaults else ConfigReader({}, reader.source, "rope_parameters")
+            found = reader if own is defaults else ConfigReader({}, reader.source, _NEW)
         by_type[kind] = _read_one(found, replace(own, head_dim=head_dims.get(kind, own.head_dim)))
     return tuple(by_type[kind] for kind in layer_types)
 
@@ -243,7 +260,12 @@ def _read_one(reader: ConfigReader, defaults: _Defaults) -> RopeConfig:
         raise reader.fail(ConfigError, f"'type' is {old!r}, but 'rope_type' is {new!r}")
     kind = new or old or "default"
     theta = reader.read(Key("rope_theta", float, defaults.theta, minimum=_LEAST_THETA))
-    partial = reader.read(Key("partial_rotary_factor", float, defaults.partial, minimum=0))
+    partial = reader.read(replace(_PARTIAL, default=defaults.partial, nullable=False))
+    if defaults.whole and partial != 1 and kind != _PROPORTIONAL:
+        raise reader.fail(
+            UnsupportedModelError,
+            f"partial_rotary_factor = {partial:g} is not computed: transformers rotates whole heads in this family",
+        )
     dims = int(defaults.head_dim * partial) if defaults.dims is None else defaults.dims
     if kind == _PROPORTIONAL:
         dims = defaults.head_dim

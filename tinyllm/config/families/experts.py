@@ -16,10 +16,13 @@ from tinyllm.config.family import (
     Found,
     LayerRule,
     all_but_every,
+    all_full,
+    all_layers,
     all_sliding,
     every,
     flags,
     listed,
+    mlp_kinds,
     of,
     when,
 )
@@ -159,6 +162,29 @@ _QWEN2_MOE = replace(
     ),
 )
 
+_MELLUM = replace(
+    _QWEN3_MOE,
+    model_type="mellum",
+    head_dim=keys.head_dim(128),
+    max_position_embeddings=keys.positions(131072),
+    layer_types=listed(all_full),
+    sliding_window=keys.window(1024),
+    rope_parameters={
+        "full_attention": {"rope_type": "default", "rope_theta": 500000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    experts=Experts(
+        layers=mlp_kinds(all_layers),
+        num_experts=_count("num_experts", 64, "num_local_experts"),
+        top_k=_count("num_experts_per_tok", 8),
+        intermediate_size=_count("moe_intermediate_size", 896),
+        renormalise=Key("norm_topk_prob", bool, True),
+    ),
+    inert=_TRAINING
+    | {"mtp_layer_types", "mtp_mlp_layer_types", "num_mtp_layers", "num_nextn_predict_layers"},  # of what is skipped
+    skipped=r"^mtp\.",
+)
+
 # ---------------------------------------------------------------- Mixtral, and those that name tensors as it does
 
 _MIXTRAL = Family(
@@ -189,6 +215,7 @@ _MINIMAX_M2 = replace(
     qk_norm="whole",
     rope_theta=5e6,
     rotary_dims=Key("rotary_dim", int, None, nullable=True, minimum=2),
+    partial_rotary_factor=Key("partial_rotary_factor", float, 1.0, nullable=True, minimum=0),
     experts=Experts(
         num_experts=_count("num_local_experts", 256, "num_experts"),
         top_k=_count("num_experts_per_tok", 8),
@@ -393,7 +420,7 @@ _GRANITEMOE = Family(
 )
 assert _GRANITEMOE.experts is not None
 
-_GRANITEMOESHARED = replace(
+GRANITEMOESHARED = replace(
     _GRANITEMOE,
     model_type="granitemoeshared",
     experts=replace(_GRANITEMOE.experts, shared_size=Key("shared_intermediate_size", int, 0, minimum=0)),
@@ -432,6 +459,24 @@ _GLM4_MOE = Family(
     renames=(*_STACKED, _SHARED),
     splits=_SPLITS,
 )
+_SOLAR_OPEN = replace(
+    _GLM4_MOE,
+    model_type="solar_open",
+    head_dim=Key("head_dim", int, 128, nullable=True, minimum=1),
+    intermediate_size=_count("moe_intermediate_size", 1280),
+    qk_norm=None,
+    partial_rotary_factor=None,
+    rope_theta=1e6,
+    experts=replace(
+        _BALANCED,
+        num_experts=_count("n_routed_experts", 128, "num_local_experts"),
+        intermediate_size=_count("moe_intermediate_size", 1280),
+        shared_experts=_count("n_shared_experts", 1),
+    ),
+    extra_layers=0,
+    inert=frozenset({"intermediate_size"}),  # no layer is dense
+    refused={"first_k_dense_replace": lambda value: not value, "use_qk_norm": lambda value: not value},
+)
 
 
 def _sliding_from_max_window_layers(reader: ConfigReader, layers: int) -> tuple[str, ...]:
@@ -448,7 +493,7 @@ _DOTS1 = replace(
     sliding_window=keys.window(4096),
     output_bias=keys.ATTENTION_BIAS,
     qk_norm="head",
-    partial_rotary_factor=Family.partial_rotary_factor,
+    partial_rotary_factor=None,
     experts=replace(
         _BALANCED,
         layers=_after_the_first_dense(0),
@@ -583,6 +628,7 @@ _HUNYUAN_V1_MOE = Family(
 ROWS: tuple[Family, ...] = (
     _QWEN3_MOE,
     _QWEN2_MOE,
+    _MELLUM,
     _MIXTRAL,
     _MINIMAX_M2,
     _PHIMOE,
@@ -591,8 +637,9 @@ ROWS: tuple[Family, ...] = (
     _OLMOE,
     _FLEX_OLMO,
     _GRANITEMOE,
-    _GRANITEMOESHARED,
+    GRANITEMOESHARED,
     _GLM4_MOE,
+    _SOLAR_OPEN,
     _DOTS1,
     _ERNIE4_5_MOE,
     _HUNYUAN_V1_MOE,

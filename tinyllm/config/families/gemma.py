@@ -82,6 +82,7 @@ _PHI3 = Family(
     original_max_position_embeddings=Key("original_max_position_embeddings", int, 4096, minimum=1),
     sliding_window=keys.window(None),
     layer_types=all_sliding,
+    partial_rotary_factor=keys.rotated(1.0),
     norm_eps=keys.eps(1e-5),
     splits=(Split(".qkv_proj", stacked_qkv), Split(".gate_up_proj", stacked_gate_up)),
     refused={

@@ -8,7 +8,7 @@ from itertools import chain, islice, repeat
 from typing import Any
 
 from tinyllm.config.families import keys
-from tinyllm.config.family import FULL, SLIDING, Family, LayerRule, alike, of
+from tinyllm.config.family import FULL, SLIDING, Family, Found, LayerRule, alike, of
 from tinyllm.config.fused import Split, grouped_qkv, quartered_qvk, stacked_qkv
 from tinyllm.config.inert import GENERATION, HARMLESS, INERT
 from tinyllm.config.layers import Alibi, AttentionConfig
@@ -106,6 +106,20 @@ _GPT_BIGCODE = replace(
     renames=_GPT2_NAMES,
     splits=(Split("self_attn.qkv_proj", grouped_qkv),),
 )
+_BASE = 10000.0
+
+
+def _is_plain_rope(value: Any) -> bool:
+    said = value if isinstance(value, dict) else {}
+    return not value or (said.get("rope_type", "default"), said.get("rope_theta", _BASE)) == ("default", _BASE)
+
+
+# The reference rotates with this base, and reads none of these.
+_ROTATED = {
+    "rope_parameters": _is_plain_rope,
+    "rope_scaling": lambda value: not value,
+    "rope_theta": lambda value: value in (None, _BASE),
+}
 _GPTJ = replace(
     _GPT2,
     model_type="gptj",
@@ -117,13 +131,14 @@ _GPTJ = replace(
     attention_scale_layers=alike,
     position="rope",
     rope_interleaved=True,
+    rope_theta=_BASE,
     rotary_dims=Key("rotary_dim", int, 64, minimum=1),
     partial_rotary_factor=1.0,
     placement="parallel",
     shared_norm=True,
     head_bias=True,
     inert=_SUMMARY | {"n_ctx"},
-    refused={"rotary": lambda value: value is True, "scale_attn_weights": lambda value: value is True},
+    refused={**_ROTATED, **dict.fromkeys(("rotary", "scale_attn_weights"), lambda value: value is True)},
     renames=_GPT2_NAMES,
     splits=(),
 )
@@ -245,7 +260,6 @@ _FALCON = replace(
     output_bias=_flag("bias", False),
     position="rope",
     rope_layers=_unless_alibi,
-    partial_rotary_factor=1.0,
     alibi=of(_falcon_alibi, _ALIBI, _HIDDEN, _HEADS),
     activation=Key("activation", str, "gelu"),
     mlp_bias=_flag("bias", False),
@@ -260,6 +274,22 @@ _FALCON = replace(
     inert=frozenset(),
     refused={**_BLOOM.refused, **dict.fromkeys(("ff_factor", "ffn_factor"), lambda value: value in (None, 4))},
 )
+
+
+def _repeated_as(key: Key, other: str) -> Found:
+    """Read a key that files repeat under a name at which the reference looks among the rotary parameters alone."""
+
+    def read(reader: ConfigReader) -> float:
+        said: float = reader.read(key)
+        repeated = reader.read(replace(key, name=other, default=said))
+        inside = reader.object("rope_parameters")
+        if repeated != said and (inside is None or not inside.has(other)):
+            raise reader.fail(ConfigError, f"{other!r} is {repeated:g}, but {key.name!r}, which counts, is {said:g}")
+        return said
+
+    return Found(read)
+
+
 _GPT_NEOX = replace(
     _BLOOM,
     model_type="gpt_neox",
@@ -269,8 +299,8 @@ _GPT_NEOX = replace(
     qkv_bias=_flag("attention_bias", True),
     output_bias=_flag("attention_bias", True),
     position="rope",
-    rope_theta=Key("rotary_emb_base", float, 10000.0, minimum=2, also=("rope_theta",)),
-    partial_rotary_factor=Key("rotary_pct", float, 0.25, minimum=0, also=("partial_rotary_factor",)),
+    rope_theta=_repeated_as(Key("rotary_emb_base", float, 10000.0, minimum=2), "rope_theta"),
+    partial_rotary_factor=_repeated_as(Key("rotary_pct", float, 0.25, minimum=0), "partial_rotary_factor"),
     alibi=None,
     activation=Key("hidden_act", str, "gelu"),
     placement=of(lambda parallel: "parallel" if parallel else "pre", _flag("use_parallel_residual", True)),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from tinyllm.config.families import keys
-from tinyllm.config.family import FULL, Experts, Family, Found, LayerRule, of, scaling_by_position
+from tinyllm.config.family import FULL, Experts, Family, Found, LayerRule, mlp_kinds, of, scaling_by_position
 from tinyllm.config.fused import Split, stacked_gate_up
 from tinyllm.config.layers import LatentAttentionConfig, NormConfig
 from tinyllm.config.reader import ConfigReader, Key
@@ -38,10 +38,6 @@ def latent_attention(
                 ConfigError,
                 f"num_key_value_heads ({row['num_key_value_heads']}) must be num_attention_heads ({heads}):"
                 " all heads share one latent",
-            )
-        if rope.dims != row["head_dim"]:
-            raise reader.fail(
-                UnsupportedModelError, "a partial_rotary_factor of latent attention is not computed by tinyllm"
             )
         plain, values = (reader.read(key) for key in widths)
         latent, query = (reader.read(key) for key in ranks)
@@ -77,21 +73,6 @@ def after_dense(first: int) -> LayerRule:
         dense = reader.read(Key("first_k_dense_replace", int, first, nullable=True, minimum=0)) or 0
         every = reader.read(Key("moe_layer_freq", int, 1, minimum=1))
         return tuple(i >= dense and i % every == 0 for i in range(layers))
-
-    return rule
-
-
-def mlp_kinds(otherwise: LayerRule) -> LayerRule:
-    """As the list `mlp_layer_types` says; by another rule where it is absent."""
-
-    def rule(reader: ConfigReader, layers: int) -> tuple[bool, ...]:
-        said = reader.read(Key("mlp_layer_types", list, None, nullable=True))
-        computed = otherwise(reader, layers)
-        if said is None:
-            return computed
-        if len(said) != layers or not all(kind in ("dense", "sparse") for kind in said):
-            raise reader.fail(ConfigError, f"mlp_layer_types must be 'dense' or 'sparse' for each of {layers} layers")
-        return tuple(kind == "sparse" for kind in said)
 
     return rule
 
@@ -184,6 +165,7 @@ _GLM = replace(
     _V3,
     model_type="glm4_moe_lite",
     num_key_value_heads=keys.kv_heads(20),
+    head_dim=Key("qk_rope_head_dim", int, 64, minimum=1, also=("head_dim",)),
     max_position_embeddings=keys.positions(202752),
     norm_eps=keys.eps(1e-5),
     mixers={FULL: latent_attention(query_rank=768, plain_dim=192, value_dim=256)},

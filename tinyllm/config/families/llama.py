@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tinyllm.config.families import keys
-from tinyllm.config.families.experts import HUNYUAN_ABSENT, HUNYUAN_INERT, HUNYUAN_ROPE_INERT
+from tinyllm.config.families.experts import GRANITEMOESHARED, HUNYUAN_ABSENT, HUNYUAN_INERT, HUNYUAN_ROPE_INERT
 from tinyllm.config.family import (
     FULL,
     SLIDING,
@@ -197,6 +197,15 @@ _GRANITE_SWA = replace(
     layer_thetas=_granite_swa_thetas,
     norm_eps=keys.eps(1e-5),
 )
+_GRANITEMOE_SWA = replace(
+    GRANITEMOESHARED,
+    model_type="granitemoe_swa",
+    layer_types=_GRANITE_SWA.layer_types,
+    sliding_window=_GRANITE_SWA.sliding_window,
+    sinks=True,
+    rope_layers=_granite_swa_rotates,
+    layer_thetas=_granite_swa_thetas,
+)
 _HYPERCLOVAX = replace(
     _GRANITE,
     model_type="hyperclovax",
@@ -348,7 +357,7 @@ _JAIS2 = replace(
     max_position_embeddings=keys.positions(8192),
     qkv_bias=_JAIS2_ATTENTION_BIAS,
     output_bias=_JAIS2_ATTENTION_BIAS,
-    partial_rotary_factor=_LLAMA.partial_rotary_factor,
+    partial_rotary_factor=None,
     mlp_bias=Key("mlp_bias", bool, True),
     norm_eps=keys.eps(1e-5, "layer_norm_eps"),
     norm_offset=0.0,
@@ -489,7 +498,8 @@ _HUNYUAN = replace(
 )
 
 ROWS = (
-    _LLAMA,
+    # The reference ignores the factor here too, but there are files with it, which mean what it means in Phi-3.
+    replace(_LLAMA, partial_rotary_factor=keys.rotated(1.0)),
     _MISTRAL,
     _QWEN2,
     replace(
@@ -506,6 +516,7 @@ ROWS = (
     _OLMO3,
     _GRANITE,
     _GRANITE_SWA,
+    _GRANITEMOE_SWA,
     _HYPERCLOVAX,
     *_INTERLEAVED,
     replace(_MISTRAL, model_type="ministral", layer_types=listed(all_sliding)),

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 
 from tinyllm.config.families import experts, gemma, gpt, hybrid, latent, llama
+from tinyllm.config.families.wrappers import WRAPPERS
 from tinyllm.config.family import Family
+from tinyllm.config.native import NATIVE
 from tinyllm.config.reader import ConfigReader, Key
 from tinyllm.errors import UnsupportedModelError
 
@@ -20,7 +22,8 @@ def family_of(reader: ConfigReader) -> Family:
     """Find the row for the file's `model_type`; UnsupportedModelError names the nearest known ones."""
     model_type = reader.read(Key("model_type", str))
     if model_type not in FAMILIES:
-        near = get_close_matches(model_type, FAMILIES, n=3, cutoff=0.5) or sorted(FAMILIES)
+        known = {*FAMILIES, *WRAPPERS, NATIVE.model_type}
+        near = get_close_matches(model_type, sorted(known), n=3, cutoff=0.5) or sorted(known)
         raise reader.fail(
             UnsupportedModelError,
             f"model_type {model_type!r} is not one that tinyllm runs; the nearest that it does: {', '.join(near)}",
