@@ -69,8 +69,8 @@ def test_golden_folders_are_as_their_configs_ask(name: str) -> None:
     assert dict(subject.shapes) == tensor_shapes(subject.config)
     assert all(row["expected"] == row["found"] and row["problem"] is None for row in tensor_facts(subject))
     expected = sum(math.prod(shape) for shape in subject.shapes.values())
-    assert sum(form.parameters for form in subject.formats()) == expected
-    assert sum(form.nbytes for form in subject.formats()) == sum(info.nbytes for info in subject.used.values())
+    assert sum(form.parameters for form in subject.formats) == expected
+    assert sum(form.nbytes for form in subject.formats) == sum(info.nbytes for info in subject.used.values())
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -86,7 +86,7 @@ def test_without_files_their_size_is_expected(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_bytes((GOLDEN / name / "config.json").read_bytes())
         bare, whole = opened(tmp_path / name), opened(GOLDEN / name)
-        sizes = [{form.name.replace("bfloat16", "bf16"): form.nbytes for form in s.formats()} for s in (bare, whole)]
+        sizes = [{form.name.replace("bfloat16", "bf16"): form.nbytes for form in s.formats} for s in (bare, whole)]
         assert sizes[0] == sizes[1]
         assert bare.table is None and facts(bare)["weights"] is None
 

@@ -629,7 +629,7 @@ def test_summary_and_anatomy_know_the_form(name: str, label: str, told: str, bit
     assert summarize(folder).quantization == label
     subject = open_subject(str(folder), report=lambda line: None)
     assert not subject.problems
-    forms = {form.name: form for form in subject.formats()}
+    forms = {form.name: form for form in subject.formats}
     assert forms[told].bits_per_weight == pytest.approx(bits)
     assert UP + ".weight" in forms[told].matrices
     assert set(forms) == {told, "f32"}

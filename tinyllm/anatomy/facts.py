@@ -180,7 +180,7 @@ def _cache(config: Config, context: int) -> dict[str, Any]:
 def _weights(subject: Subject) -> dict[str, Any] | None:
     if subject.table is None or subject.comparison is None:
         return None
-    formats = subject.formats()
+    formats = subject.formats
     return {
         "files": subject.files,
         "tensors": len({part.name for info in subject.table.tensors.values() for part in info.parts}),

@@ -49,7 +49,7 @@ def lent_bytes(machine_bytes: int) -> int:
 def weight_bytes(subject: Subject) -> int:
     """Bytes of the weights as they are stored: in the files, or where there are none as the config has it."""
     if subject.table is None:
-        return sum(form.nbytes for form in subject.formats())
+        return sum(form.nbytes for form in subject.formats)
     return memory_bytes(subject.config, subject.used, None)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from textwrap import wrap
+from typing import TYPE_CHECKING
 
 from tinyllm.anatomy.counts import (
     block_kinds,
@@ -20,9 +21,11 @@ from tinyllm.anatomy.subject import Format, Subject
 from tinyllm.checkpoint.folded import folded, ranges
 from tinyllm.config.config import Config
 from tinyllm.config.layers import AttentionConfig, rope_of
-from tinyllm.engine.plan import MemoryPlan, table
 from tinyllm.hub.sizes import disk_size, memory_size
 from tinyllm.kv.kinds import layer_kinds
+
+if TYPE_CHECKING:
+    from tinyllm.engine.plan import MemoryPlan
 
 __all__ = ["block_page", "page", "plan_page", "shapes_page"]
 
@@ -88,6 +91,8 @@ def shapes_page(subject: Subject) -> Iterator[str]:
 
 def plan_page(plan: MemoryPlan, machine_bytes: int) -> Iterator[str]:
     """Yield the lines on what a model takes on a machine of so many bytes."""
+    from tinyllm.engine.plan import table
+
     lent = f"of which Metal lends {memory_size(plan.available_bytes)} at least"
     yield f"on a Mac with {memory_size(machine_bytes)}, {lent}:"
     rows = table(plan)
@@ -117,7 +122,7 @@ def _rows(subject: Subject, context: int) -> Iterator[tuple[str, str]]:
     yield "positions", "; ".join(positions)
     yield from _cache_rows(config, context)
     yield "weights", _weights(subject)
-    for form in subject.formats()[1:]:
+    for form in subject.formats[1:]:
         yield "", f"{form.name}: {_members(form)} ({form.bits_per_weight:.3g} bits)"
     if subject.table is not None and subject.comparison is not None:
         if subject.comparison.ignored:
@@ -180,7 +185,7 @@ def _cache_rows(config: Config, context: int) -> Iterator[tuple[str, str]]:
 
 
 def _weights(subject: Subject) -> str:
-    formats = subject.formats()
+    formats = subject.formats
     nbytes, count = sum(form.nbytes for form in formats), sum(form.parameters for form in formats)
     name = _ASCII.get(formats[0].name, formats[0].name)
     stored = f"{disk_size(nbytes)}, {name}, {8 * nbytes / max(1, count):.3g} bits a weight"

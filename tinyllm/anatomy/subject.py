@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from tinyllm.checkpoint.contents import read_contents
 from tinyllm.checkpoint.files import INDEX, find_weight_files
@@ -19,7 +21,6 @@ from tinyllm.config.config import Config
 from tinyllm.config.quantization import QuantFormat
 from tinyllm.config.tensors import tensor_shapes
 from tinyllm.hub.locate import find_model, model_name
-from tinyllm.hub.pull import hollow
 
 __all__ = ["Format", "Subject", "open_subject"]
 
@@ -40,6 +41,15 @@ class Format:
     def bits_per_weight(self) -> float:
         """Bits for each parameter, the scales of packed ones included."""
         return 8 * self.nbytes / max(1, self.parameters)
+
+
+class _Kept(NamedTuple):
+    """A tensor as it unpacks, the name of the format that it is kept in, and its bytes there, scales included."""
+
+    format: str
+    name: str
+    shape: tuple[int, ...]
+    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -95,30 +105,38 @@ class Subject:
         label, origin = self.used[name].dtype.lower() if form is None else _label(form), self.used[name].origin
         return label if origin is None else f"{label}, of {origin}"
 
+    @cached_property
     def formats(self) -> tuple[Format, ...]:
-        """Return how the parameters are stored, those of which there are most first; without files as expected."""
-        formats: dict[str, Format] = {}
-        for name, tensor, shape, nbytes in self._stored() if self.table is not None else self._expected():
-            form = formats.get(name, Format(name, 0, 0, ()))
-            matrices = (*form.matrices, tensor) if len(shape) > 1 else form.matrices
-            formats[name] = Format(name, form.parameters + math.prod(shape), form.nbytes + nbytes, matrices)
-        return tuple(sorted(formats.values(), key=lambda form: -form.parameters))
+        """How the parameters are stored, those of which there are most first; without files as expected."""
+        alike: dict[str, list[_Kept]] = defaultdict(list)
+        for tensor in self._stored() if self.table is not None else self._expected():
+            alike[tensor.format].append(tensor)
+        formats = [
+            Format(
+                name,
+                sum(math.prod(tensor.shape) for tensor in tensors),
+                sum(tensor.nbytes for tensor in tensors),
+                tuple(tensor.name for tensor in tensors if len(tensor.shape) > 1),
+            )
+            for name, tensors in alike.items()
+        ]
+        return tuple(sorted(formats, key=lambda form: -form.parameters))
 
-    def _stored(self) -> Iterator[tuple[str, str, tuple[int, ...], int]]:
+    def _stored(self) -> Iterator[_Kept]:
         for name, shape in self.shapes.items():
             module = name.removesuffix(".weight")
             packed = name != module and self._is_packed(module)
             parts = [f"{module}.{part}" for part in _PACKED_PARTS] if packed else [name]
             nbytes = sum(self.used[part].nbytes for part in parts if part in self.used)
-            yield self.format_name(name), name, shape, nbytes
+            yield _Kept(self.format_name(name), name, shape, nbytes)
 
-    def _expected(self) -> Iterator[tuple[str, str, tuple[int, ...], int]]:
+    def _expected(self) -> Iterator[_Kept]:
         dtype = self.config.dtype or "bfloat16"
         for name, shape in tensor_shapes(self.config).items():
             form = self._form(name.removesuffix(".weight")) if len(shape) > 1 else None
             bits = _BITS.get(dtype, 16) if form is None else form.bits + _overhead(form)
             label = dtype if form is None else _label(form)
-            yield label, name, shape, math.ceil(math.prod(shape) * bits / 8)
+            yield _Kept(label, name, shape, math.ceil(math.prod(shape) * bits / 8))
 
     def _is_packed(self, module: str) -> bool:
         return f"{module}.scales" in self.used
@@ -146,13 +164,13 @@ def open_subject(
 def _folder(name: str | None, revision: str | None, offline: bool, report: Callable[[str], None]) -> Iterator[Path]:
     """Give the folder of a model, a hollow copy where it is not on this machine."""
     with ExitStack() as stack:
-        yield find_model(
-            name,
-            revision=revision,
-            offline=offline,
-            report=report,
-            fetch=lambda repo, revision: stack.enter_context(hollow(repo, revision)),
-        )
+
+        def fetch(repo: str, revision: str | None) -> Path:
+            from tinyllm.hub.pull import hollow  # of no use to what is here
+
+            return stack.enter_context(hollow(repo, revision))
+
+        yield find_model(name, revision=revision, offline=offline, report=report, fetch=fetch)
 
 
 def _read_folder(folder: Path) -> Subject:

@@ -27,7 +27,7 @@ from tinyllm.checkpoint.safetensors_header import BITS, TensorInfo
 from tinyllm.config.packings import Awq, Fp8, Gptq, Int8, Mxfp4, Mxfp4Blocks, PackedInts, Packing, Stored
 from tinyllm.errors import CheckpointError, TensorMismatchError
 
-__all__ = ["TYPES_OF_PARTS", "MadeTensor", "Source", "restate"]
+__all__ = ["TYPES_OF_PARTS", "MadeTensor", "restate"]
 
 TYPES_OF_PARTS = frozenset({"I8", "I32", "I64", "F8_E4M3"})  # beside those that canonical tensors are of
 _FLOATS = ("F16", "BF16", "F32")
@@ -58,7 +58,6 @@ class MadeTensor:
         return math.prod(self.shape) * BITS[self.dtype] // 8
 
 
-Source = TensorInfo | MadeTensor
 Parts = Mapping[str, TensorInfo]
 
 
@@ -74,7 +73,7 @@ class _Form:
 
 def restate(
     headers: Mapping[Path, Mapping[str, TensorInfo]], stored: Stored | None
-) -> tuple[list[Source], int, dict[str, CheckpointError]]:
+) -> tuple[list[TensorInfo | MadeTensor], int, dict[str, CheckpointError]]:
     """Return the tensors of all files, those that are in a form of its own as MLX would have them.
 
     Beside them, how many describe nothing but activations; and the matrices whose parts do not fit, with the reason.
@@ -84,7 +83,7 @@ def restate(
     if stored is None:
         return list(found), 0, {}
     form = _FORMS[type(stored.packing)]
-    kept: list[Source] = []
+    kept: list[TensorInfo | MadeTensor] = []
     matrices: dict[str, dict[str, TensorInfo]] = defaultdict(dict)
     for info in found:
         match = form.split.search(info.name)

@@ -17,7 +17,7 @@ from pathlib import Path
 from tinyllm.checkpoint.gguf_architectures import Architecture
 from tinyllm.checkpoint.gguf_config import architecture_of, config_values
 from tinyllm.checkpoint.gguf_header import GgufHeader, GgufTensor, read_gguf_header
-from tinyllm.checkpoint.safetensors_header import BITS, TensorInfo
+from tinyllm.checkpoint.safetensors_header import BITS
 from tinyllm.checkpoint.tensor_table import StoredTensor, TensorTable
 from tinyllm.config.config import Config
 from tinyllm.config.fused import (
@@ -129,13 +129,19 @@ class Order:
 
 
 @dataclass(frozen=True)
-class GgufPart(TensorInfo):
+class GgufPart:
     """A tensor of a file as it is read: `part` is its packed "weight", the "scales" or "biases", or "dense".
 
     `dtype` and `shape` are of what is read, `start` and `end` of the file's bytes, that hold `stored`, in an `order`
     of its own. `shift` is taken from each element; where it is a `decay`, the file has -exp of each.
     """
 
+    name: str
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
     stored: GgufTensor
     part: str = "dense"
     order: Order | None = None

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import math
-import re
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
-from tinyllm.checkpoint.forms import MadeTensor, Source, restate
+from tinyllm.checkpoint.forms import MadeTensor, restate
 from tinyllm.checkpoint.safetensors_header import TensorInfo, read_safetensors_header
 from tinyllm.config.config import Config
 from tinyllm.config.fused import Piece
 from tinyllm.config.names import Target
 from tinyllm.errors import CheckpointError
 
-__all__ = ["READABLE", "StoredTensor", "TensorTable", "gather", "read_tensor_table", "tensor_table"]
+if TYPE_CHECKING:
+    from tinyllm.checkpoint.gguf_tensors import GgufPart
+
+__all__ = ["READABLE", "Source", "StoredTensor", "TensorTable", "gather", "read_tensor_table", "tensor_table"]
 
 READABLE = frozenset({"U8", "U16", "U32", "F16", "BF16", "F32"})  # the types that MLX takes as they are
-_EXPERT = re.compile(r"\.experts\.(\d{1,9})\.")
+Source: TypeAlias = "TensorInfo | MadeTensor | GgufPart"
 _WHOLE = -1  # in place of the number of an expert
 
 
@@ -102,7 +104,7 @@ def tensor_table(headers: Mapping[Path, Mapping[str, TensorInfo]], config: Confi
 
 def gather(headers: Mapping[Path, Mapping[str, TensorInfo]], config: Config) -> TensorTable:
     """Name the tensors of all files, those aside that `faults` are found with."""
-    found: dict[str, dict[int, StoredTensor]] = defaultdict(dict)
+    found: dict[str, _Found] = {}
     faults: dict[str, CheckpointError] = {}
     sources, skipped, unmade = restate(headers, config.quantization.stored if config.quantization else None)
     namer = _Namer(config)
@@ -110,8 +112,10 @@ def gather(headers: Mapping[Path, Mapping[str, TensorInfo]], config: Config) -> 
         targets, expert = namer.targets(info.name)
         skipped += not targets
         for target in targets:
+            if target.name not in found:
+                found[target.name] = _Found(target)
             try:
-                _add(found[target.name], info, target, _number(target, expert))
+                found[target.name].add(info, target, expert)
             except CheckpointError as fault:
                 faults.setdefault(target.name, fault)
     for name, reason in unmade.items():
@@ -119,14 +123,12 @@ def gather(headers: Mapping[Path, Mapping[str, TensorInfo]], config: Config) -> 
             faults.setdefault(target.name, reason)
     tensors: dict[str, StoredTensor] = {}
     for name, same in found.items():
-        if not same:
+        if name in faults:
             continue
         try:
-            tensors[name] = same[_WHOLE] if _WHOLE in same else _stack(name, same)
+            tensors[name] = same.stored()
         except CheckpointError as fault:
-            faults.setdefault(name, fault)
-    for name in faults:
-        tensors.pop(name, None)
+            faults[name] = fault
     return TensorTable(tensors, skipped, faults)
 
 
@@ -139,58 +141,71 @@ class _Namer:
 
     def targets(self, name: str) -> tuple[tuple[Target, ...], int | None]:
         """Return what `Config.targets` does of this expert or of another one, and the number of this one."""
-        found = _EXPERT.search(name)
-        if found is None:
+        before, _, rest = name.partition(".experts.")
+        number, _, after = rest.partition(".")
+        if not number.isdecimal() or len(number) > 9:
             return self._config.targets(name), None
-        expert, around = int(found[1]), (name[: found.start(1)], name[found.end(1) :])
-        if around not in self._experts:
-            self._experts[around] = self._config.targets(name)
-        return self._experts[around], expert
+        if (before, after) not in self._experts:
+            self._experts[before, after] = self._config.targets(name)
+        return self._experts[before, after], int(number)
 
 
-def _number(target: Target, expert: int | None) -> int:
-    """Return the number of an expert, that of its own name before the one that the target was found with."""
-    if target.expert is None:
-        return _WHOLE
-    return target.expert if expert is None else expert
+class _Found:
+    """What files hold of one canonical tensor, the `target` of all: it as a whole, or its experts by number."""
 
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._parts: dict[int, Source] = {}
 
-def _add(same: dict[int, StoredTensor], info: Source, target: Target, number: int) -> None:
-    """Add one tensor of a file to those that make up a canonical one, by the number of the expert."""
-    if info.dtype not in READABLE:
-        raise CheckpointError(
-            f"{info.file}: tensor {info.name!r} is of type {info.dtype}, which tinyllm does not read"
-        )
-    if number in same or (same and (number == _WHOLE) != (_WHOLE in same)):
-        first = next(iter(same.values())).parts[0].file
-        raise CheckpointError(f"{info.file}: {info.name!r} is there twice, the first time in {first}")
-    same[number] = _stored(info, target)
-
-
-def _stored(info: Source, target: Target) -> StoredTensor:
-    axis, piece = 1 if info.name.endswith("bias") else 2, target.piece
-    transposed = target.transposed and len(info.shape) > 1 and info.dtype != "U32"  # packed ones stand as (out, in)
-    stored = StoredTensor(
-        (info,), transposed=transposed, piece=piece, axis=axis, flat=target.flat, depthwise=target.depthwise
-    )
-    if piece is not None:
-        whole = StoredTensor((info,), transposed=transposed).shape
-        if len(whole) < axis or whole[-axis] != piece.whole:
+    def add(self, info: Source, target: Target, expert: int | None) -> None:
+        """Add a tensor of a file; `expert` goes before the number of the name that the target was found with."""
+        if info.dtype not in READABLE:
             raise CheckpointError(
-                f"{info.file}: {info.name!r} is {list(info.shape)}, and {piece.whole} was to be"
-                f" {'columns' if transposed else 'rows'} of it"
+                f"{info.file}: tensor {info.name!r} is of type {info.dtype}, which tinyllm does not read"
             )
-    return stored
+        number = _WHOLE if target.expert is None else target.expert if expert is None else expert
+        parts = self._parts
+        if number in parts or (parts and (number == _WHOLE) != (_WHOLE in parts)):
+            first = next(iter(parts.values())).file
+            raise CheckpointError(f"{info.file}: {info.name!r} is there twice, the first time in {first}")
+        if target is not self._target and replace(target, expert=self._target.expert) != self._target:
+            raise CheckpointError(f"{info.file}: {info.name!r} is fused or turned otherwise than those beside it")
+        parts[number] = info
+
+    def stored(self) -> StoredTensor:
+        """Return the canonical tensor. Raises CheckpointError for experts that are absent, or unlike the others."""
+        target, stacked = self._target, _WHOLE not in self._parts
+        parts = self._in_order() if stacked else tuple(self._parts.values())
+        first = parts[0]
+        stored = StoredTensor(
+            parts,
+            stacked=stacked,
+            transposed=target.transposed and len(first.shape) > 1 and first.dtype != "U32",  # packed: (out, in)
+            piece=target.piece,
+            axis=1 if first.name.endswith("bias") else 2,
+            flat=target.flat,
+            depthwise=target.depthwise,
+        )
+        _check_piece(stored)
+        return stored
+
+    def _in_order(self) -> tuple[Source, ...]:
+        name, numbers = self._target.name, range(len(self._parts))
+        absent = [str(i) for i in numbers if i not in self._parts]
+        if absent:
+            raise CheckpointError(f"{name!r}: expert {', '.join(absent[:6])} is absent, but later ones are there")
+        if len({(part.shape, part.dtype) for part in self._parts.values()}) > 1:
+            raise CheckpointError(f"{name!r}: experts are of different shapes or types")
+        return tuple(self._parts[i] for i in numbers)
 
 
-def _stack(name: str, by_number: Mapping[int, StoredTensor]) -> StoredTensor:
-    """Return one tensor of all experts. Raises CheckpointError where one is absent, or unlike the others."""
-    first = by_number[min(by_number)]
-    absent = [str(i) for i in range(len(by_number)) if i not in by_number]
-    if absent:
-        raise CheckpointError(f"{name!r}: expert {', '.join(absent[:6])} is absent, but later ones are there")
-    ordered = [by_number[i] for i in range(len(by_number))]
-    if any((each.shape, each.dtype) != (first.shape, first.dtype) for each in ordered):
-        raise CheckpointError(f"{name!r}: experts are of different shapes or types")
-    parts = tuple(each.parts[0] for each in ordered)
-    return StoredTensor(parts, stacked=True, transposed=first.transposed, piece=first.piece, axis=first.axis)
+def _check_piece(stored: StoredTensor) -> None:
+    """Raise CheckpointError where what a piece is to be taken of is not as long as it was to be."""
+    if stored.piece is None:
+        return
+    [info, *_], whole = stored.parts, replace(stored, piece=None, stacked=False).shape
+    if len(whole) < stored.axis or whole[-stored.axis] != stored.piece.whole:
+        raise CheckpointError(
+            f"{info.file}: {info.name!r} is {list(info.shape)}, and {stored.piece.whole} was to be"
+            f" {'columns' if stored.transposed else 'rows'} of it"
+        )

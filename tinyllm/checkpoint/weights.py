@@ -10,13 +10,13 @@ from pathlib import Path
 
 from tinyllm._mx import mx
 from tinyllm.checkpoint.contents import read_contents
-from tinyllm.checkpoint.forms import MadeTensor, Source
+from tinyllm.checkpoint.forms import MadeTensor
 from tinyllm.checkpoint.gguf import load_part
 from tinyllm.checkpoint.gguf_tensors import GgufPart, as_dense
 from tinyllm.checkpoint.quantization import make
 from tinyllm.checkpoint.safetensors_header import TensorInfo
 from tinyllm.checkpoint.summary import memory_bytes
-from tinyllm.checkpoint.tensor_table import StoredTensor
+from tinyllm.checkpoint.tensor_table import Source, StoredTensor
 from tinyllm.checkpoint.verify import check_tensors, is_spare_bias
 from tinyllm.config.config import Config
 from tinyllm.config.quantization import QuantFormat
@@ -296,7 +296,7 @@ def _taken(array: mx.array, stored: StoredTensor) -> mx.array:
     return mx.contiguous(units[index].reshape(*before, piece.length, *after))
 
 
-def _load_file(info: TensorInfo) -> dict[str, mx.array]:
+def _load_file(info: TensorInfo | GgufPart) -> dict[str, mx.array]:
     """Return lazy arrays of the tensor's whole file, or of it alone: of a GGUF file, and of one that MLX refuses.
 
     It refuses sound files too: headers above 100 MB, and every tensor of a file that holds one of a type which it
@@ -363,7 +363,7 @@ def _same_bytes(head: StoredTensor, embedding: StoredTensor) -> bool:
     if (head.dtype, head.shape) != (embedding.dtype, embedding.shape):
         return False
     [a], [b] = head.parts, embedding.parts
-    if not isinstance(a, TensorInfo) or not isinstance(b, TensorInfo):
+    if isinstance(a, MadeTensor) or isinstance(b, MadeTensor):
         return False
     size, samples = 1 << 16, 64
     offsets = range(0, a.nbytes, max(size, a.nbytes // samples))

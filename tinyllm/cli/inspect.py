@@ -61,7 +61,6 @@ def inspect(
     """
 
     def command() -> None:
-        from tinyllm.anatomy.fit import plan_for
         from tinyllm.anatomy.subject import open_subject
 
         if native and (as_json or shapes or block is not None or fit is not None):
@@ -73,7 +72,7 @@ def inspect(
             raise UsageError("--kv-bits is for the plan that --fit makes: say for how much memory")
         subject = open_subject(model, revision=revision, offline=offline, report=console.say)
         _check_block(subject, block)
-        plan = None if machine is None else plan_for(subject, machine, context, kv_bits)
+        plan = None if machine is None else _plan(subject, machine, context, kv_bits)
         if native:
             console.write(_native(subject))
         elif as_json:
@@ -93,6 +92,12 @@ def _read_fit(text: str) -> int:
     if not isinstance(size, int):
         raise UsageError(f"--fit must be the memory of a machine (16GB), not a share of it: {text!r}")
     return size
+
+
+def _plan(subject: Subject, machine: int, context: int | None, kv_bits: int | None) -> MemoryPlan:
+    from tinyllm.anatomy.fit import plan_for
+
+    return plan_for(subject, machine, context, kv_bits)
 
 
 def _check_block(subject: Subject, block: int | None) -> None:

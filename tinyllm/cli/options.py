@@ -13,7 +13,6 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from tinyllm.engine.request import SamplingParams
 from tinyllm.errors import UsageError
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -147,6 +146,8 @@ class Sampling:
 
         Raises UsageError, before a model is looked for, for a value that no model takes.
         """
+        from tinyllm.engine.request import SamplingParams
+
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         given["logit_bias"] = read_logit_bias(self.logit_bias)
         if "" in (self.stop or ()):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tinyllm import hardware
 from tinyllm.checkpoint.gguf_header import is_gguf
@@ -12,9 +13,11 @@ from tinyllm.errors import GatedRepositoryError, HubError, ModelNotFoundError, O
 from tinyllm.hub import cache
 from tinyllm.hub.choice import DEFAULT, Choice, choose
 from tinyllm.hub.gguf_files import choose_file, split_variant, variant_of
-from tinyllm.hub.pull import Report, pull
 from tinyllm.hub.recommended import recommend
 from tinyllm.hub.sizes import memory_size
+
+if TYPE_CHECKING:
+    from tinyllm.hub.pull import Report
 
 __all__ = [
     "EMBEDDED",
@@ -60,7 +63,6 @@ def find_model(
     OfflineError where `offline` or the environment forbids the connection that it would take, and as `fetch`.
     """
     choice = choose(name)
-    fetch = partial(pull, report=report) if fetch is None else fetch
     try:
         return _find(choice, revision, offline, report, fetch)
     except TinyllmError as error:
@@ -106,7 +108,7 @@ def split_revision(name: str) -> tuple[str, str | None]:
     return repo, revision or None
 
 
-def _find(choice: Choice, revision: str | None, offline: bool, report: Report, fetch: Fetch) -> Path:
+def _find(choice: Choice, revision: str | None, offline: bool, report: Report, fetch: Fetch | None) -> Path:
     if choice.name == DEFAULT:
         return _embedded(choice, report)
     folder = local_folder(choice.name)
@@ -156,7 +158,7 @@ def _here(name: str, revision: str) -> tuple[Path | None, str | None]:
         return None, None
 
 
-def _repository(repo: str, revision: str | None, offline: bool, report: Report, fetch: Fetch) -> Path:
+def _repository(repo: str, revision: str | None, offline: bool, report: Report, fetch: Fetch | None) -> Path:
     """Find or fetch OWNER/NAME, or OWNER/NAME:VARIANT."""
     found, lack = _here(repo, revision or cache.MAIN)
     if found is not None and lack is None:
@@ -169,6 +171,10 @@ def _repository(repo: str, revision: str | None, offline: bool, report: Report, 
             f" with a connection, run tinyllm pull {repo}"
         )
     report(f"{repo}: {state}: asking the hub")
+    if fetch is None:
+        from tinyllm.hub.pull import pull  # of no use to what is here
+
+        fetch = partial(pull, report=report)
     try:
         return fetch(repo, revision)
     except GatedRepositoryError:
