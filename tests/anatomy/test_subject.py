@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
@@ -120,6 +123,51 @@ def test_four_hundred_billion_parameters_in_thirty_thousand_tensors_are_counted(
     assert found["parameters"]["total"] == sum(map(math.prod, shapes.values()))
     idle = sum(math.prod(shape) for name, shape in shapes.items() if ".experts." in name) * 152 // 160
     assert found["parameters"]["active"] == found["parameters"]["total"] - idle
+
+
+def test_headers_are_read_once_each_and_no_weights(sparse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = sparse_shapes()
+    names = list(shapes)
+    headers, taken = {}, Counter[str]()
+    for i in range(2):
+        part = {name: shapes[name] for name in names[i::2]}
+        tiny.write_hollow(sparse / f"{i}.safetensors", part)
+        headers[f"{i}.safetensors"] = len(tiny.hollow_header(part)[0])
+
+    class Counted(io.FileIO):
+        def readinto(self, buffer: Any, /) -> int:
+            count = super().readinto(buffer)
+            taken[Path(str(self.name)).name] += count
+            return count
+
+    opens: list[str] = []
+    plain = Path.open
+
+    def counting(path: Path, mode: str = "r", *args: Any, **settings: Any) -> Any:
+        if path.suffix != ".safetensors":
+            return plain(path, mode, *args, **settings)
+        opens.append(path.name)
+        return io.BufferedReader(Counted(path))
+
+    monkeypatch.setattr(Path, "open", counting)
+    subject = opened(sparse)
+    assert facts(subject) and tensor_facts(subject) and list(page(subject))
+    assert sorted(opens) == list(headers)
+    assert all(headers[name] <= taken[name] < headers[name] + 2 * io.DEFAULT_BUFFER_SIZE for name in headers)
+
+
+def test_names_are_translated_once_for_all_experts(sparse: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny.write_hollow(sparse / "model.safetensors", sparse_shapes())
+    asked: list[str] = []
+    translate = Config.targets
+
+    def counting(config: Config, name: str) -> Any:
+        asked.append(name)
+        return translate(config, name)
+
+    monkeypatch.setattr(Config, "targets", counting)
+    subject = opened(sparse)
+    assert subject.table is not None and len(asked) == len(subject.table.tensors)
 
 
 def test_an_expert_that_is_absent_or_unlike_the_others_is_told(sparse: Path) -> None:

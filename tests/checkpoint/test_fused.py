@@ -255,6 +255,15 @@ def test_an_expert_that_is_unlike_the_others_is_refused(tmp_path: Path) -> None:
     assert "different shapes" in refusal(tmp_path, config, stored)
 
 
+def test_an_expert_that_is_fused_where_the_others_are_not_is_refused(tmp_path: Path) -> None:
+    config = config_of(splits=(Split(".gate_up_proj", stacked_gate_up),), mixture=MIXTURE)
+    stored = one_by_one(tensors_of(config))
+    del stored[f"{EACH}.1.up_proj.weight"]
+    stored[f"{EACH}.1.gate_up_proj.weight"] = stored.pop(f"{EACH}.1.gate_proj.weight")
+    told = refusal(tmp_path, config, stored)
+    assert f"{EACH}.1.gate_up_proj.weight" in told and "fused or turned otherwise" in told
+
+
 @pytest.mark.parametrize("other", [f"{EACH}.up_proj.weight", "language_model." + f"{EACH}.1.up_proj.weight"])
 def test_an_expert_that_is_there_twice_is_refused(tmp_path: Path, other: str) -> None:
     """As one of many and in a stack, or under two names that mean the same."""

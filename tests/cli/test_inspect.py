@@ -228,17 +228,27 @@ def test_what_does_not_fit_says_what_would(qwen3: Path) -> None:
 # ---------------------------------------------------------------- what is not done
 
 
-def test_neither_mlx_nor_numpy_is_loaded(qwen3: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "idle"),
+    [
+        (
+            (),
+            {"tinyllm.checkpoint.gguf_tensors", "tinyllm.hub.pull", "tinyllm.engine.plan", "tinyllm.engine.request"},
+        ),
+        (("--fit", "16GB", "--shapes"), {"tinyllm.checkpoint.gguf_tensors", "tinyllm.hub.pull"}),
+    ],
+)
+def test_what_is_of_no_use_is_not_loaded(qwen3: Path, options: tuple[str, ...], idle: set[str]) -> None:
     script = (
         "import sys; from tinyllm.cli.app import main\n"
         "try: main()\n"
-        "except SystemExit as end: print(end.code, *{name.split('.')[0] for name in sys.modules}, file=sys.stderr)"
+        "except SystemExit as end: print(end.code, *sys.modules, file=sys.stderr)"
     )
-    command = [sys.executable, "-c", script, "inspect", qwen3, "--fit", "16GB", "--shapes"]
+    command = [sys.executable, "-c", script, "inspect", qwen3, *options]
     done = subprocess.run(command, capture_output=True, check=True, text=True)
     code, *modules = done.stderr.split()
-    assert code == "0" and "tinyllm" in modules
-    assert not {"mlx", "numpy", "tokenizers", "safetensors"} & set(modules)
+    assert code == "0" and "tinyllm.anatomy.page" in modules
+    assert not ({"mlx", "numpy", "tokenizers", "safetensors", "huggingface_hub"} | idle) & set(modules)
 
 
 def test_a_repository_is_looked_at_and_not_downloaded(machine: Machine) -> None:
