@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 import tiny
+from gguf_files import Type, write_pair
 
 from tinyllm.anatomy.facts import facts, tensor_facts
 from tinyllm.anatomy.page import block_page, page, shapes_page
 from tinyllm.anatomy.subject import Subject, open_subject
+from tinyllm.checkpoint.gguf_header import read_gguf_header
 from tinyllm.config.config import Config
 from tinyllm.config.families.table import FAMILIES
 from tinyllm.config.family import Experts, Family
@@ -183,6 +185,12 @@ def test_an_expert_that_is_absent_or_unlike_the_others_is_told(sparse: Path) -> 
     assert kind == "unusable"
     assert problems[name.format("gate")].endswith("expert 3 is absent, but later ones are there")
     assert problems[name.format("up")].endswith("experts are of different shapes or types")
+
+
+def test_tensors_of_a_gguf_file_are_counted_as_it_has_them(tmp_path: Path) -> None:
+    file, _ = write_pair(tmp_path, Type.Q4_K)
+    subject = opened(file)
+    assert subject.filed == len(read_gguf_header(file).tensors) < len(subject.used)
 
 
 def test_files_that_are_broken_or_named_and_absent_are_errors(tmp_path: Path) -> None:

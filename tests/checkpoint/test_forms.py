@@ -23,7 +23,7 @@ from tinyllm.anatomy.subject import open_subject
 from tinyllm.checkpoint import weights
 from tinyllm.checkpoint.forms import TYPES_OF_PARTS, MadeTensor
 from tinyllm.checkpoint.quantization import make
-from tinyllm.checkpoint.safetensors_header import BITS, TensorInfo
+from tinyllm.checkpoint.safetensors_header import BITS, TensorInfo, read_safetensors_header
 from tinyllm.checkpoint.summary import summarize
 from tinyllm.checkpoint.tensor_table import READABLE, gather
 from tinyllm.checkpoint.verify import check_tensors
@@ -628,7 +628,9 @@ def test_summary_and_anatomy_know_the_form(name: str, label: str, told: str, bit
     folder = changed(tmp_path, name, lambda tensors: None, tmp_path)
     assert summarize(folder).quantization == label
     subject = open_subject(str(folder), report=lambda line: None)
-    assert not subject.problems
+    assert not subject.problems and subject.table is not None
+    headers = [read_safetensors_header(file) for file in folder.glob("*.safetensors")]
+    assert subject.filed + subject.table.skipped == sum(map(len, headers))
     forms = {form.name: form for form in subject.formats}
     assert forms[told].bits_per_weight == pytest.approx(bits)
     assert UP + ".weight" in forms[told].matrices

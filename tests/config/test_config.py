@@ -219,6 +219,11 @@ def test_an_unknown_model_type_is_refused_with_the_nearest_known(model_type: str
         read(model_type=model_type)
 
 
+def test_where_none_is_near_all_are_named_and_none_is_called_so() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"tinyllm runs; it does: apertus, .*, youtu$"):
+        read(model_type="zzz")
+
+
 @pytest.mark.parametrize("activation", ["quick_gelu", "tanh", "relu6", "", "SiLU"])
 def test_another_activation_is_refused_by_name(activation: str) -> None:
     with pytest.raises(UnsupportedModelError, match=f"activation '{activation}'"):

@@ -183,7 +183,7 @@ def _weights(subject: Subject) -> dict[str, Any] | None:
     formats = subject.formats
     return {
         "files": subject.files,
-        "tensors": len({part.name for info in subject.table.tensors.values() for part in info.parts}),
+        "tensors": subject.filed,
         "bytes": sum(form.nbytes for form in formats),
         "bits_per_weight": 8 * sum(f.nbytes for f in formats) / max(1, sum(f.parameters for f in formats)),
         "formats": [{**asdict(form), "bits_per_weight": form.bits_per_weight} for form in formats],

@@ -130,7 +130,8 @@ def _rows(subject: Subject, context: int) -> Iterator[tuple[str, str]]:
         if subject.table.skipped:
             yield "", f"{subject.table.skipped:,} more tensors of other parts"
         wrong = sum(map(len, subject.problems.values()))
-        yield "check", f"{wrong} differ from config.json, see below" if wrong else "every tensor as config.json asks"
+        differ = f"{wrong:,} {'differs' if wrong == 1 else 'differ'} from config.json, see below"
+        yield "check", differ if wrong else "every tensor as config.json asks"
 
 
 def _feed_forward(config: Config) -> Iterator[str]:
@@ -191,9 +192,8 @@ def _weights(subject: Subject) -> str:
     stored = f"{disk_size(nbytes)}, {name}, {8 * nbytes / max(1, count):.3g} bits a weight"
     if subject.table is None:
         return f"{stored}, as config.json says: no safetensors beside it"
-    tensors = len({part.name for info in subject.table.tensors.values() for part in info.parts})
     plural = "file" if subject.files == 1 else "files"
-    return f"{stored}; {tensors:,} tensors in {subject.files:,} {plural}"
+    return f"{stored}; {subject.filed:,} tensors in {subject.files:,} {plural}"
 
 
 def _members(form: Format) -> str:

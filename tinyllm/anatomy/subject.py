@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from tinyllm.checkpoint.contents import read_contents
 from tinyllm.checkpoint.files import INDEX, find_weight_files
+from tinyllm.checkpoint.forms import MadeTensor
 from tinyllm.checkpoint.gguf_header import is_gguf
-from tinyllm.checkpoint.safetensors_header import read_safetensors_header
+from tinyllm.checkpoint.safetensors_header import TensorInfo, read_safetensors_header
 from tinyllm.checkpoint.tensor_table import StoredTensor, TensorTable, gather
 from tinyllm.checkpoint.verify import Comparison, compare
 from tinyllm.config.config import Config
@@ -97,6 +98,17 @@ class Subject:
                 columns = info.shape[-1] if form is None else info.shape[-1] * 32 // form.bits
                 shapes[name] = (*info.shape[:-1], columns)
         return shapes
+
+    @cached_property
+    def filed(self) -> int:
+        """How many tensors of the files are of the text model: of packed ones, each that a matrix is made of."""
+        if self.table is None:
+            return 0
+        parts = [part for tensor in self.table.tensors.values() for part in tensor.parts]
+        plain = {part.name for part in parts if isinstance(part, TensorInfo)}
+        made = {source.name for part in parts if isinstance(part, MadeTensor) for source in part.sources}
+        blocks = {part.stored.name for part in parts if not isinstance(part, TensorInfo | MadeTensor)}
+        return len(plain | made | blocks)
 
     def format_name(self, name: str) -> str:
         """Say how a tensor is stored: as 4-bit, groups of 64, or bf16, and what it is made of: bf16 of fp8."""
