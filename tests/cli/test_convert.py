@@ -12,9 +12,19 @@ from pathlib import Path
 
 import pytest
 import tiny
+from gguf_files import convert_tiny
+from machine import Machine
 from process import tinyllm
 from terminal import tinyllm_on_a_terminal
 
+SMALL_MEMORY = """
+import psutil
+
+class Memory:
+    total = available = 1000
+
+psutil.virtual_memory = Memory
+"""
 SIZES = {"hidden_size": 128, "intermediate_size": 192, "tie_word_embeddings": True}
 
 
@@ -70,6 +80,60 @@ def test_packed_models_are_unpacked(source: Path, tmp_path: Path) -> None:
     values = json.loads((tmp_path / "d" / "config.json").read_text())
     assert not {"quantization", "quantization_config"} & values.keys()
     assert values["torch_dtype"] == "float32"
+
+
+def test_what_was_packed_already_is_said(source: Path, tmp_path: Path) -> None:
+    run(source, tmp_path / "q8", "--quantize", "8")
+    anew = run(tmp_path / "q8", tmp_path / "q4", "--quantize", "4").stderr.decode()
+    assert "packed already: 15 are packed anew (they were 8 bits), which adds to what that lost\n" in anew
+    kept = run(tmp_path / "q8", tmp_path / "copy").stderr.decode()
+    assert "packed already: 15 stay as they are\n" in kept
+    assert "packed already" not in run(source, tmp_path / "again", "--quantize", "8").stderr.decode()
+
+
+def test_a_repository_is_converted_whatever_its_size(source: Path, machine: Machine) -> None:
+    """Also one that the memory does not hold: what is made of it may fit."""
+    machine.hub.add("org/tiny", source)
+    small = machine.home / "small"
+    small.mkdir()
+    (small / "sitecustomize.py").write_text(SMALL_MEMORY)
+    path = os.pathsep.join(filter(None, [str(small), os.environ.get("PYTHONPATH")]))
+    assert machine.run("pull", "org/tiny", PYTHONPATH=path).returncode == 1
+    done = machine.run("convert", "org/tiny", machine.home / "q4", "--quantize", "4", PYTHONPATH=path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode() == f"{machine.home / 'q4'}\n"
+    assert quantization(machine.home / "q4")["bits"] == 4
+    assert not any(path.is_symlink() for path in (machine.home / "q4").iterdir())
+    again = machine.run_without_network("convert", "org/tiny", machine.home / "q8", "--quantize", "8", "--offline")
+    assert again.returncode == 0, again.stderr
+
+
+def test_a_gguf_file_of_a_repository_is_converted(machine: Machine, tmp_path: Path) -> None:
+    scripted = tiny.write_scripted_checkpoint(tmp_path / "0", " one two", chat_template=tiny.CHAT_TEMPLATE)
+    (folder := tmp_path / "repository").mkdir()
+    for variant in ("F32", "Q8_0"):
+        convert_tiny(scripted, folder / f"Tiny-{variant}.gguf")
+    machine.hub.add("org/tiny-GGUF", folder)
+    done = machine.run("convert", "org/tiny-GGUF:F32", machine.home / "tiny")
+    assert (done.returncode, done.stdout) == (0, f"{machine.home / 'tiny'}\n".encode()), done.stderr
+    assert machine.hub.fetched() == {"Tiny-F32.gguf"}
+    answered = machine.run("generate", "count", "-m", machine.home / "tiny")
+    assert answered.stdout == b" one two\n"
+
+
+def test_a_disk_that_fills_up_is_told_and_nothing_stays(source: Path, tmp_path: Path) -> None:
+    """A limit on the size of files stands for the disk."""
+    script = (
+        "import resource, runpy, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000));"
+        "runpy.run_module('tinyllm', run_name='__main__')"
+    )
+    command = [sys.executable, "-c", script, "convert", str(source), str(tmp_path / "copy")]
+    done = subprocess.run(command, capture_output=True, check=False)
+    told = done.stderr.decode()
+    assert done.returncode == 1 and told.count("\n") == 1
+    assert "model.safetensors: " in told and "internal error" not in told
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

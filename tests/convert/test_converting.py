@@ -17,8 +17,10 @@ from tinyllm._mx import mx
 from tinyllm.checkpoint.files import INDEX, find_weight_files
 from tinyllm.checkpoint.safetensors_header import TensorInfo, read_safetensors_header
 from tinyllm.checkpoint.weights import WeightStore
+from tinyllm.config.config import Config
 from tinyllm.config.quantization import QuantFormat
 from tinyllm.convert.convert import convert
+from tinyllm.convert.published import in_older_words
 from tinyllm.convert.recipe import Recipe, read_recipe
 from tinyllm.errors import DoesNotFitError, UsageError
 from tinyllm.model.load import load_model
@@ -82,7 +84,9 @@ def test_a_copy_has_the_bytes_of_every_tensor(name: str, tmp_path: Path) -> None
     assert not left_out, "all but what no text model reads"
     assert all((info.dtype, info.shape) == (source[name].dtype, source[name].shape) for name, info in copy.items())
     assert all(data(info) == data(source[name]) for name, info in copy.items())
-    assert config_of(tmp_path / "copy") == config_of(GOLDEN / name)
+    said, known = config_of(tmp_path / "copy"), config_of(GOLDEN / name)
+    assert said == (in_older_words(known) if "quantization" in known else known)
+    assert Config.from_dict(said) == Config.from_dict(known)
 
 
 @pytest.mark.parametrize("name", [name for name in FOLDERS if not name.startswith("mlx-lm")])
@@ -95,6 +99,9 @@ def test_packed_computes_what_it_does_unpacked(name: str, tmp_path: Path) -> Non
     assert not forms(tmp_path / "dense")
     packed, dense = unpacked(tmp_path / "packed")(ids)[0], load_model(tmp_path / "dense", dtype=mx.float32)(ids)[0]
     assert difference(packed, dense) <= TIGHT
+    published, back = headers(GOLDEN / name), headers(tmp_path / "dense")
+    assert back.keys() <= published.keys(), "under the names that transformers reads"
+    assert all(info.shape == published[key].shape for key, info in back.items())
 
 
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
@@ -117,10 +124,16 @@ def test_what_is_packed_in_that_form_already_is_copied(tmp_path: Path) -> None:
         tiny.write_checkpoint(tmp_path / "0", config_overrides=SIZES, dtype="BF16"), tmp_path / "1", recipe=recipe
     )
     convert(tmp_path / "1", tmp_path / "2", recipe=recipe)
-    convert(tmp_path / "1", tmp_path / "3")
+    assert convert(tmp_path / "1", tmp_path / "3").kept == 15
     assert_same_tensors(tmp_path / "1", tmp_path / "2")
     assert_same_tensors(tmp_path / "1", tmp_path / "3")
     assert config_of(tmp_path / "1") == config_of(tmp_path / "3")
+
+
+def test_what_is_packed_anew_is_told_with_what_it_was(tmp_path: Path) -> None:
+    convert(tiny.write_checkpoint(tmp_path / "0", config_overrides=SIZES), tmp_path / "1", recipe=Recipe(EIGHT))
+    done = convert(tmp_path / "1", tmp_path / "2", recipe=read_recipe("lm_head=8,*=4", QuantFormat(4, 32)))
+    assert (done.kept, done.repacked) == (1, {"8 bits": done.packed - 1})
 
 
 def test_numbers_are_cast_before_they_are_packed(tmp_path: Path) -> None:
@@ -184,6 +197,49 @@ def test_experts_that_are_packed_stand_as_mlx_lm_has_them(tmp_path: Path) -> Non
     assert headers(tmp_path / "2").keys() == tensors.keys()
 
 
+# Names that mlx-lm 0.32 has, of families that it loads by others than it has them by.
+OF_MLX_LM = {
+    "gpt2": ("model.h.0.attn.c_attn", "model.h.0.ln_1", "model.wte"),
+    "lfm2-moe": ("model.layers.0.feed_forward.gate_proj", "model.layers.1.feed_forward.switch_mlp.down_proj"),
+    "granitemoe": ("model.layers.0.block_sparse_moe.switch_mlp.up_proj",),
+    "gpt-oss": ("model.layers.0.mlp.experts.gate_proj", "model.layers.0.self_attn.sinks"),
+    "dots1": ("model.layers.1.mlp.experts.up_proj", "model.layers.1.mlp.shared_experts.up_proj"),
+    "llama4": ("model.layers.1.feed_forward.experts.down_proj",),
+    "gemma4_text-experts": ("model.layers.0.experts.switch_glu.gate_proj",),
+}
+
+
+@pytest.mark.parametrize("name", OF_MLX_LM)
+def test_what_is_packed_has_the_names_of_mlx_lm(name: str, tmp_path: Path) -> None:
+    """Dense ones beside packed ones, too: experts whose group divides nothing, and norms."""
+    convert(GOLDEN / name, tmp_path / "packed", recipe=Recipe(EIGHT))
+    found = headers(tmp_path / "packed")
+    modules = {key.rpartition(".")[0] for key in found} | found.keys()
+    assert set(OF_MLX_LM[name]) <= modules
+    assert not any(re.search(r"\.experts\.\d|^transformer\.|gate_up_proj$", key) for key in found)
+
+
+def test_rotation_is_said_as_mlx_lm_reads_it(tmp_path: Path) -> None:
+    rope = {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0}
+    source = tiny.write_checkpoint(tmp_path / "0", config_overrides={**SIZES, "rope_parameters": rope})
+    convert(source, tmp_path / "1", recipe=Recipe(EIGHT))
+    said = config_of(tmp_path / "1")
+    assert (said["rope_theta"], said["rope_scaling"]) == (5000.0, {"rope_type": "linear", "factor": 2.0})
+    assert "rope_parameters" not in said
+    convert(source, tmp_path / "2")
+    assert config_of(tmp_path / "2") == config_of(source)
+
+
+def test_rotation_of_kinds_of_layers_that_differ_stays_as_it_is() -> None:
+    kinds = {"full_attention": {"rope_theta": 1e6, "rope_type": "default"},
+             "sliding_attention": {"rope_theta": 1e4, "rope_type": "linear", "factor": 2.0}}  # fmt: skip
+    values = {**config_of(GOLDEN / "gemma3_text"), "rope_parameters": kinds}
+    assert in_older_words(values) == values
+    plain = {**kinds, "sliding_attention": {"rope_theta": 2e4, "rope_type": "default"}}
+    said = in_older_words({**values, "rope_parameters": plain})
+    assert (said["rope_theta"], said["rope_local_base_freq"]) == (1e6, 2e4)
+
+
 def test_what_the_files_fuse_gets_the_most_bits_of_its_parts(tmp_path: Path) -> None:
     recipe = read_recipe("layers.*.self_attn.v=8,*=6", QuantFormat(6, 32))
     convert(GOLDEN / "gpt-neox", tmp_path / "1", recipe=recipe)
@@ -206,9 +262,23 @@ def test_shards_have_an_index_and_hold_the_same(tmp_path: Path) -> None:
 
 def test_what_text_needs_is_copied_and_nothing_else(tmp_path: Path) -> None:
     source = tiny.write_checkpoint(tmp_path / "0", chat_template=tiny.CHAT_TEMPLATE)
-    extra = ("chat_template.jinja", "generation_config.json", "tokenizer.model", "additional_chat_templates/a.jinja")
+    extra = (
+        "chat_template.jinja",
+        "generation_config.json",
+        "tokenizer.model",
+        "additional_chat_templates/a.jinja",
+        "LICENSE",
+    )
     (source / "additional_chat_templates").mkdir()
-    for name in (*extra, "pytorch_model.bin", "modeling.py", "tokenizer.py.bak~"):
+    for name in (
+        *extra,
+        "pytorch_model.bin",
+        "modeling.py",
+        "tokenizer.py",
+        "vocab.pkl",
+        "merges.so",
+        "tokenizer.json.bak",
+    ):
         (source / name).write_text("{}")
     convert(source, tmp_path / "1")
     copied = {path.relative_to(tmp_path / "1").as_posix() for path in (tmp_path / "1").rglob("*") if path.is_file()}
@@ -250,6 +320,13 @@ def test_what_one_left_behind_that_was_killed_goes(tmp_path: Path) -> None:
     convert(source, tmp_path / "1")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
     assert not list((tmp_path / "1").glob("model-*"))
+
+
+def test_a_folder_within_the_source_is_one_as_well(tmp_path: Path) -> None:
+    source = tiny.write_checkpoint(tmp_path / "0")
+    convert(source, source / "copy")
+    assert_same_tensors(source, source / "copy")
+    assert {path.name for path in source.iterdir() if path.is_dir()} == {"copy"}
 
 
 def test_two_do_not_write_the_same_folder(tmp_path: Path) -> None:

@@ -103,8 +103,17 @@ def test_what_is_no_recipe_is_refused(text: str, told: str) -> None:
 
 
 def test_a_pattern_that_fits_nothing_is_refused_by_name() -> None:
-    with pytest.raises(UsageError, match=r"no matrix .* layers\.\*\.mlp\.dwon"):
+    with pytest.raises(
+        UsageError, match=r"no matrix .* layers\.\*\.mlp\.dwon: it has .*layers\.\*\.mlp\.down"
+    ) as told:
         choose(config(), read_recipe("layers.*.mlp.dwon=8,*=4", FOUR))
+    assert "layers.0" not in str(told.value), "those of all layers once"
+
+
+def test_a_pattern_that_others_leave_nothing_is_refused_by_name() -> None:
+    with pytest.raises(UsageError, match=r"lm_head changes nothing"):
+        choose(config(), read_recipe("*=4,lm_head=8", FOUR))
+    choose(config(), read_recipe("layers.0.*=8,layers.*=6,*=4", FOUR))
 
 
 def test_mixed_needs_bits() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,6 +51,7 @@ def convert(
 
     Without --quantize, --mode, --recipe or --dequantize it is a copy, in one type with --dtype. A GGUF file
     (FILE.gguf, or OWNER/NAME:Q4_K_M) becomes a folder as Hugging Face has them, its blocks MLX's packed matrices.
+    A folder in which anything is packed has the names of mlx-lm, another one those of transformers.
     """
 
     def command() -> None:
@@ -64,9 +66,12 @@ def convert(
         from tinyllm._mx import mx
         from tinyllm.convert.convert import convert as write
         from tinyllm.hub.locate import find_model
+        from tinyllm.hub.pull import pull
         from tinyllm.hub.sizes import disk_size
 
-        folder = find_model(source, offline=offline, report=console.say)
+        # What does not fit into memory may fit once it is packed; to convert it takes little.
+        fetch = partial(pull, force=True, report=console.say)
+        folder = find_model(source, offline=offline, report=console.say, fetch=fetch)
         with _bar() as progress:
             done = write(
                 folder,
@@ -77,6 +82,7 @@ def convert(
                 progress=progress,
             )
         _tell_dense(done.dense)
+        _tell_packed(done.kept, done.repacked)
         console.say(
             f"{disk_size(done.nbytes)}, {done.bits_per_weight:.2f} bits a number, {done.packed:,} matrices packed"
         )
@@ -123,3 +129,15 @@ def _tell_dense(dense: Mapping[str, str]) -> None:
         names = folded(modules)
         more = [f"and {len(names) - _NAMES} more"] if len(names) > _NAMES else []
         console.say(f"stays dense: {', '.join(names[:_NAMES] + more)} ({reason})")
+
+
+def _tell_packed(kept: int, repacked: Mapping[str, int]) -> None:
+    """Say what becomes of matrices that were packed already."""
+    said = []
+    if repacked:
+        names = ", ".join(sorted(repacked))
+        said.append(f"{sum(repacked.values()):,} are packed anew (they were {names}), which adds to what that lost")
+    if kept:
+        said.append(f"{kept:,} stay as they are")
+    if said:
+        console.say(f"packed already: {'; '.join(said)}")

@@ -20,7 +20,7 @@ from tinyllm.checkpoint.gguf_header import is_gguf
 from tinyllm.checkpoint.weights import WeightStore
 from tinyllm.config.reader import read_json_object
 from tinyllm.convert.plan import Conversion, as_stored
-from tinyllm.convert.published import published, published_config, write_beside, write_json
+from tinyllm.convert.published import in_older_words, published_config, write_beside, write_json
 from tinyllm.convert.recipe import Choice, Recipe, choose
 from tinyllm.convert.shards import SHARD_BYTES, ShardWriter
 from tinyllm.errors import DoesNotFitError, UsageError
@@ -28,9 +28,11 @@ from tinyllm.hub.sizes import disk_size
 
 __all__ = ["Converted", "convert"]
 
+# Data of tokenizers and templates, and licences: nothing that anybody runs or unpickles.
 _COPIED = re.compile(
-    r"(tokenizer|special_tokens_map|added_tokens|chat_template|generation_config|vocab|merges|LICEN[CS]E|NOTICE)"
-    r"[\w.-]*|[\w.-]+\.tiktoken|additional_chat_templates/[\w.+-]+\.jinja",
+    r"(tokenizer|special_tokens_map|added_tokens|chat_template|generation_config|vocab|merges|tekken)[\w.-]*"
+    r"\.(json|txt|jinja|model(\.v\d+)?)|[\w.-]+\.tiktoken|(LICEN[CS]E|NOTICE)[\w-]*(\.(txt|md))?"
+    r"|additional_chat_templates/[\w.+-]+\.jinja",
     re.ASCII,
 )
 _DTYPE_KEYS = ("dtype", "torch_dtype")
@@ -41,12 +43,17 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Converted:
-    """What was written: how many bytes of weights, and why modules stay dense that were to be packed."""
+    """What was written: how many bytes of weights, and why modules stay dense that were to be packed.
+
+    Of the matrices that are `packed`, some were so already: `kept` as they were, and `repacked` from what is named.
+    """
 
     nbytes: int
     bits_per_weight: float
     packed: int
     dense: dict[str, str]
+    kept: int
+    repacked: dict[str, int]
 
 
 def convert(
@@ -70,9 +77,7 @@ def convert(
     if target.exists() or target.is_symlink():
         raise UsageError(f"{target}: is there already, and is never overwritten: name a new folder")
     store = WeightStore.from_path(source).cast(dtype)
-    conversion = Conversion(
-        store, _choose(store, recipe, dequantize), published(store.config, store.names) if is_gguf(source) else None
-    )
+    conversion = Conversion(store, _choose(store, recipe, dequantize), of_gguf=is_gguf(source))
     with _folder_to_be(target, conversion.nbytes) as folder:
         if is_gguf(source):
             write_beside(source, folder, store.config.max_position_embeddings)
@@ -82,7 +87,14 @@ def convert(
             said = read_json_object(source / "config.json")
         write_json(folder / "config.json", _config(said, conversion.quantization(), dtype))
         _write(conversion, folder, shard_bytes, progress)
-    return Converted(conversion.nbytes, conversion.bits_per_weight, len(conversion.forms), dict(conversion.dense))
+    return Converted(
+        nbytes=conversion.nbytes,
+        bits_per_weight=conversion.bits_per_weight,
+        packed=len(conversion.forms),
+        dense=dict(conversion.dense),
+        kept=conversion.kept,
+        repacked=dict(conversion.repacked),
+    )
 
 
 def _choose(store: WeightStore, recipe: Recipe | None, dequantize: bool) -> Choice:
@@ -124,14 +136,19 @@ def _relative_files(folder: Path) -> Iterator[str]:
 
 
 def _config(values: dict[str, Any], quantization: dict[str, object] | None, dtype: mx.Dtype | None) -> dict[str, Any]:
-    """Return config.json with other forms: under both keys, of which mlx-lm reads one, and the hub the other."""
+    """Return config.json with other forms: under both keys, of which mlx-lm reads one, and the hub the other.
+
+    It is mlx-lm that reads packed ones, which knows the words of transformers 4.
+    """
     inner = values.get("text_config")
     for object_ in (values, inner) if isinstance(inner, dict) else (values,):
         for key in _QUANTIZATION_KEYS:
             object_.pop(key, None)
         if dtype is not None:
             object_.update({key: dtype_name(dtype) for key in _DTYPE_KEYS if key in object_})
-    return values if quantization is None else {**values, **dict.fromkeys(_QUANTIZATION_KEYS, quantization)}
+    if quantization is None:
+        return values
+    return {**in_older_words(values), **dict.fromkeys(_QUANTIZATION_KEYS, quantization)}
 
 
 @contextmanager

@@ -14,8 +14,6 @@ from tinyllm.errors import CheckpointError
 
 __all__ = ["FileTensor", "file_names", "is_known"]
 
-_EXPERTS = re.compile(r"\.experts\.(?:\d+\.)?")
-
 
 @dataclass(frozen=True)
 class FileTensor:
@@ -36,8 +34,8 @@ def file_names(
 ) -> tuple[FileTensor, ...]:
     """Name `modules` (canonical), which are one tensor of the source, for `leaves` in their canonical form.
 
-    Packed matrices are (out, in), and those of all experts one: so where the source has them otherwise, names are
-    taken that mlx-lm has for them, and canonical ones at last. Raises CheckpointError where none would be read back.
+    Packed matrices are (out, in), and those of all experts one: where `stored` has them otherwise, they get canonical
+    names. Raises CheckpointError where these would not be read back.
     """
     for files in _candidates(modules, stored):
         if all(_is_read_back(file, leaves, config) for file in files):
@@ -50,20 +48,9 @@ def file_names(
 def _candidates(modules: Sequence[str], stored: Sequence[StoredTensor]) -> Iterator[tuple[FileTensor, ...]]:
     source, first = stored[0].parts[0].name, stored[0]
     module = re.sub(r"\.(weight|bias)$", "", source)
-    whole = FileTensor(module, tuple(modules), tuple(each.piece for each in stored))
-    if module != source and not first.stacked:
-        if not first.transposed:
-            yield (whole,)
-        yield (FileTensor(f"model.{module.removeprefix('transformer.')}", whole.modules, whole.pieces),)
-    experts = _EXPERTS.search(source)
-    if experts is not None:
-        before = source[: experts.start()]
-        yield tuple(_single(f"{before}.switch_mlp.{each.rpartition('.')[2]}", each) for each in modules)
-    yield tuple(_single(each, each) for each in modules)
-
-
-def _single(name: str, module: str) -> FileTensor:
-    return FileTensor(name, (module,), (None,))
+    if module != source and not first.stacked and not first.transposed:
+        yield (FileTensor(module, tuple(modules), tuple(each.piece for each in stored)),)
+    yield tuple(FileTensor(each, (each,), (None,)) for each in modules)
 
 
 def _is_read_back(file: FileTensor, leaves: Sequence[str], config: Config) -> bool:

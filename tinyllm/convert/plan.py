@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tinyllm._mx import mx
-from tinyllm.checkpoint.tensor_table import StoredTensor
 from tinyllm.checkpoint.weights import DTYPES, QuantizedWeight, WeightStore
 from tinyllm.config.quantization import QuantFormat
 from tinyllm.config.tensors import stored_shapes
+from tinyllm.convert.layout import as_mlx_lm, as_published, gguf_layout
 from tinyllm.convert.naming import FileTensor, file_names, is_known
 from tinyllm.convert.pieces import as_filed, fused
 from tinyllm.convert.recipe import Choice
@@ -24,7 +24,6 @@ _FILE_TYPES = {dtype: name for name, dtype in DTYPES.items()}
 _PRECISE = ("e_score_correction_bias", "A_log")  # decided by more digits than half precision has
 _DENSE_BITS = 16
 _PARTS = ("weight", "scales", "biases")
-_EXPERTS = ".experts."
 
 Named = list[tuple[str, mx.array]]
 
@@ -43,18 +42,25 @@ class Conversion:
     Modules that the source has as one tensor get one form, of the most bits that was chosen for any of them.
     """
 
-    def __init__(self, store: WeightStore, choice: Choice, filed: Mapping[str, StoredTensor] | None = None) -> None:
-        """`filed` says how tensors are to stand in files, where that is not as the source has them.
+    def __init__(self, store: WeightStore, choice: Choice, *, of_gguf: bool = False) -> None:
+        """With `of_gguf` the source is a GGUF file, which says nothing of the names that a checkpoint has.
 
-        Its matrices, which are a GGUF file's, are unpacked from blocks, some of which MLX has no equal of.
+        Its matrices are unpacked from blocks, some of which MLX has no equal of.
         """
+        config = store.config
         self._store = store
-        self._unpacked = store if filed is None else store.cast(store.dtype, expand=True)
-        self._shapes = stored_shapes(store.config, store.names)
-        self._filed = {name: store.stored(name) for name in self._shapes} if filed is None else filed
+        self._unpacked = store.cast(store.dtype, expand=True) if of_gguf else store
+        self._shapes = stored_shapes(config, store.names)
+        filed = (
+            gguf_layout(config, store.names)
+            if of_gguf
+            else as_published({name: store.stored(name) for name in self._shapes}, config)
+        )
+        self._filed = as_mlx_lm(filed, config) if any(choice.forms.values()) else filed
         self.dense = choice.dense
-        self._stacks = any(form is not None and _EXPERTS in module for module, form in choice.forms.items())
         self.forms: dict[str, QuantFormat] = {}
+        self.kept = 0  # matrices that were packed already, in that form
+        self.repacked: Counter[str] = Counter()  # and in others, by what they were
         self.steps: list[Step] = []
         for names in self._groups():
             modules = [name.removesuffix(".weight") for name in names]
@@ -93,19 +99,11 @@ class Conversion:
         yield from groups.values()
 
     def _dense(self, names: Sequence[str]) -> Step:
-        """Keep tensors as the source has them; those of experts are stacked where others are packed, for mlx-lm."""
+        """Keep tensors as they stand, or under canonical names where what they stand under would not be read."""
         stored = [self._filed[name] for name in names]
         known = all(is_known(part.name, names, self._store.config) for part in stored[0].parts)
-        leaf = names[0].rpartition(".")[2]
-        files: tuple[FileTensor, ...] = ()
-        if self._stacks and _EXPERTS in names[0]:
-            files = file_names([name.removesuffix(f".{leaf}") for name in names], stored, [leaf], self._store.config)
 
         def filed(arrays: Sequence[mx.array]) -> Named:
-            if len(files) == 1:
-                return [(f"{files[0].name}.{leaf}", fused(arrays, files[0].pieces, stored[0].axis))]
-            if files:
-                return [(f"{file.name}.{leaf}", array) for file, array in zip(files, arrays, strict=True)]
             return as_filed(arrays, stored) if known else list(zip(names, arrays, strict=True))
 
         # Arrays that are never computed have shapes and types all the same.
@@ -116,6 +114,11 @@ class Conversion:
     def _packed(self, modules: Sequence[str], form: QuantFormat) -> Step:
         stored = [self._filed[f"{module}.weight"] for module in modules]
         files = file_names(modules, stored, _PARTS, self._store.config)
+        for module in modules:
+            before = self._store.form(module)
+            self.kept += before == form
+            if before is not None and before != form:
+                self.repacked[self._label(module, before)] += 1
         self.forms |= {file.name: form for file in files}
         tensors = [tensor for file in files for tensor in self._planned(file, form)]
         return Step(tuple(tensors), lambda: [named for file in files for named in self._make_packed(file, form)])
@@ -148,6 +151,11 @@ class Conversion:
         weight = self._store.linear(module)
         assert isinstance(weight, QuantizedWeight)
         return weight.packed, weight.scales, weight.biases
+
+    def _label(self, module: str, form: QuantFormat) -> str:
+        """Say what a matrix is packed as: another library's form, a mode, or bits."""
+        stored = self._store.stored(f"{module}.weight")
+        return stored.origin or (f"{form.bits} bits" if form.mode == "affine" else form.mode)
 
     def _packed_dtype(self, modules: Sequence[str], form: QuantFormat) -> mx.Dtype:
         """Return the type of scales: that of the numbers that are packed, or of the scales that are there."""

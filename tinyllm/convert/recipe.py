@@ -19,6 +19,7 @@ _FEWEST_ROWS = 8
 _NEVER = re.compile(
     r"\.(?:mlp|moe)\.gate$|\.shared_expert_gate$|\.linear_attn\.in_proj_[ab]$|\.conv1d$|\.conv\.conv$|embed_positions$|norm$"
 )
+_NUMBER = re.compile(r"\.\d+\.")
 _DENSE = ("false", "16")
 _HEAD, _EMBEDDING = LM_HEAD.removesuffix(".weight"), EMBEDDING.removesuffix(".weight")
 
@@ -92,26 +93,36 @@ def read_recipe(text: str, default: QuantFormat) -> Recipe:
 def choose(config: Config, recipe: Recipe, names: Container[str] = ()) -> Choice:
     """Decide for every matrix of a model, of which a checkpoint has these `names`.
 
-    Raises UsageError for a pattern that fits none of them.
+    Raises UsageError for a pattern that fits none of them, or none that the ones before it leave.
     """
     rule = _mixed(config, recipe.default) if recipe.mixed else lambda module: recipe.default
     forms: dict[str, QuantFormat | None] = {}
     dense: dict[str, str] = {}
-    unused = {pattern for pattern, _ in recipe.patterns}
+    unused, idle = ([pattern for pattern, _ in recipe.patterns] for _ in range(2))
+    known: dict[str, None] = {}
     for name, shape in stored_shapes(config, names).items():
         module = name.removesuffix(".weight")
         if len(shape) < 2 or module == name:
             continue
         called = _names(module, config)
+        known[_NUMBER.sub(".*.", min(called, key=len))] = None
         fitting = [(pattern, form) for pattern, form in recipe.patterns if _fits(pattern, called)]
-        unused -= {pattern for pattern, _ in fitting}
+        unused = [pattern for pattern in unused if pattern not in dict(fitting)]
+        idle = [pattern for pattern in idle if not fitting or pattern != fitting[0][0]]
         form = fitting[0][1] if fitting else rule(module)
         reason = None if form is None else _why_dense(module, shape, form)
         if reason is not None:
             dense[module] = reason
         forms[module] = form if reason is None else None
     if unused:
-        raise UsageError(f"--recipe: no matrix of this model is called {' or '.join(sorted(unused))}")
+        raise UsageError(
+            f"--recipe: no matrix of this model is called {' or '.join(unused)}: it has {', '.join(known)}"
+        )
+    if idle:
+        raise UsageError(
+            f"--recipe: {' and '.join(idle)} changes nothing: the first pattern that fits counts, and others before"
+            " fit all that it names"
+        )
     return Choice(forms, dense)
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -71,24 +72,33 @@ class ShardWriter:
             (self._folder / INDEX).write_text(json.dumps(self._index(), indent=2) + "\n", encoding="utf-8")
 
     def write(self, name: str, data: memoryview) -> None:
-        """Write the next tensor. Raises ValueError where another one is next, or one of other size."""
+        """Write the next tensor.
+
+        Raises ValueError where another one is next, or one of other size, and OSError, naming the file, for a full
+        disk.
+        """
         shard, tensor = self._left.pop()
         if (tensor.name, tensor.nbytes) != (name, data.nbytes):
             raise ValueError(f"{tensor.name} of {tensor.nbytes} bytes is next, not {name} of {data.nbytes}")
         if shard != self._open:
             self._close()
             self._file = (self._folder / self._names[shard]).open("wb")
-            self._file.write(_header(self._shards[shard], self._metadata))
             self._open = shard
+            self._put(_header(self._shards[shard], self._metadata))
+        self._put(data)
+
+    def _put(self, data: bytes | memoryview) -> None:
         assert self._file is not None
-        self._file.write(data)
+        with _named(self._file.name):
+            self._file.write(data)
 
     def _close(self) -> None:
-        if self._file is not None:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-            self._file = None
+        if self._file is None:
+            return
+        file, self._file = self._file, None
+        with _named(file.name), file:
+            file.flush()
+            os.fsync(file.fileno())
 
     def _index(self) -> dict[str, object]:
         total = sum(tensor.nbytes for shard in self._shards for tensor in shard)
@@ -97,6 +107,15 @@ class ShardWriter:
             "metadata": {"total_size": total},
             "weight_map": {tensor.name: file for file, shard in files for tensor in shard},
         }
+
+
+@contextmanager
+def _named(file: str) -> Iterator[None]:
+    """Have an OSError say which file it is of: those of writing do not."""
+    try:
+        yield
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, error.filename or file) from error
 
 
 def _shared_out(tensors: Sequence[Planned], limit: int) -> list[list[Planned]]:
