@@ -295,16 +295,21 @@ def _mpt(facts: Facts) -> dict[str, Any]:
         raise facts.reader.fail(UnsupportedModelError, "an MPT whose heads share keys is not computed by tinyllm")
     attention = {
         "alibi": True,
-        "alibi_bias_max": facts.number("attention.max_alibi_bias", 8.0),
+        "alibi_bias_max": _whole(facts.number("attention.max_alibi_bias", 8.0)),
         "clip_qkv": facts.number("attention.clamp_kqv", None) or None,
     }
     return {
         "model_type": "mpt",
         **renamed(found, **names),
         **layer_eps(facts, "layer_norm_epsilon"),
-        "expansion_ratio": found["intermediate_size"] / found["hidden_size"],
+        "expansion_ratio": _whole(found["intermediate_size"] / found["hidden_size"]),
         "attn_config": attention,
     }
+
+
+def _whole(number: float) -> float:
+    """Return a whole number as such: transformers takes no other for what it calls an int."""
+    return int(number) if number.is_integer() else number
 
 
 def _olmo(facts: Facts) -> dict[str, Any]:

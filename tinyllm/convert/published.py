@@ -12,6 +12,7 @@ from tinyllm.checkpoint.gguf_config import config_values, special_ids
 from tinyllm.checkpoint.gguf_header import read_gguf_header
 from tinyllm.checkpoint.gguf_tokenizer import read_tokenizer
 from tinyllm.config.config import Config
+from tinyllm.config.layers import AttentionConfig
 from tinyllm.errors import TinyllmError
 
 __all__ = ["in_older_words", "published_config", "write_beside", "write_json"]
@@ -25,20 +26,26 @@ _CLASSES: Mapping[str, str] = {
     "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM",
     "smollm3": "SmolLM3ForCausalLM", "stablelm": "StableLmForCausalLM", "starcoder2": "Starcoder2ForCausalLM",
 }  # fmt: skip
+_GPT2 = {
+    "hidden_size": ("n_embd",),
+    "num_hidden_layers": ("n_layer",),
+    "num_attention_heads": ("n_head",),
+    "max_position_embeddings": ("n_positions",),
+}
 # What published files call values, where not all programs know another name of them.
 _NAMES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "gpt2": {
-        "hidden_size": ("n_embd",),
-        "num_hidden_layers": ("n_layer",),
-        "num_attention_heads": ("n_head",),
-        "max_position_embeddings": ("n_positions", "n_ctx"),
-        "n_positions": ("n_positions", "n_ctx"),
-    },
+    "gpt2": {**_GPT2, **dict.fromkeys(("max_position_embeddings", "n_positions"), ("n_positions", "n_ctx"))},
+    "gpt_bigcode": _GPT2,
     "gpt_neox": {"rope_theta": ("rotary_emb_base",), "partial_rotary_factor": ("rotary_pct",)},
     "qwen3_moe": {"num_local_experts": ("num_experts",)},
 }
 # What they say, and no GGUF file does.
-_SAID: Mapping[str, Mapping[str, Any]] = {"qwen3_moe": {"decoder_sparse_step": 1, "mlp_only_layers": []}}
+_SPARSE = {"decoder_sparse_step": 1, "mlp_only_layers": []}
+_SAID: Mapping[str, Mapping[str, Any]] = {
+    "nemotron": {"hidden_act": "relu2"},
+    "qwen3_moe": _SPARSE,
+    "qwen3_next": _SPARSE,
+}
 _ALL_LAYERS, _LOCAL = "full_attention", "sliding_attention"
 
 
@@ -48,8 +55,18 @@ def published_config(file: Path) -> dict[str, Any]:
     model_type = values["model_type"]
     if model_type in _CLASSES:
         values["architectures"] = [_CLASSES[model_type]]
+    _say_partial_rotation(values)
     # A config class may have a token for padding that is beyond this vocabulary.
     return in_older_words({"pad_token_id": None, **values, **_SAID.get(model_type, {})})
+
+
+def _say_partial_rotation(values: Mapping[str, Any]) -> None:
+    """Say how much of a head is rotated also where a family's default is meant: mlx-lm's may be another one."""
+    attention, rope = Config.from_dict(values).layers[0].attention, values.get("rope_parameters")
+    if isinstance(attention, AttentionConfig) and attention.rope is not None and isinstance(rope, dict):
+        share = attention.rope.dims / attention.head_dim
+        if "rope_theta" in rope and share != 1:
+            rope.setdefault("partial_rotary_factor", share)
 
 
 def in_older_words(values: Mapping[str, Any]) -> dict[str, Any]:
