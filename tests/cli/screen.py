@@ -8,13 +8,12 @@ import pty
 import select
 import signal
 import struct
-import subprocess
-import sys
 import termios
 import time
 from pathlib import Path
 
 import pyte
+from process import start
 
 PATIENCE_S = 60
 
@@ -40,14 +39,11 @@ class Terminal:
         self._screen.master = self._master
         self._stream = pyte.ByteStream(self._screen)
         self.raw = bytearray()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tinyllm", *map(str, arguments)],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            env={**os.environ, "TERM": "xterm-256color", **(env or {})},
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        self._process = start(
+            *arguments,
+            streams=(slave, slave, slave),
+            env={"TERM": "xterm-256color", **(env or {})},
+            on_terminal=True,
         )
         os.close(slave)
 
@@ -75,6 +71,15 @@ class Terminal:
     def wait_for_screen(self, text: str, *, gone: bool = False) -> None:
         """Wait until a text is on the screen now, or no longer."""
         self._until(lambda: (text in self.screen) is not gone, f"{text!r}, {'gone' if gone else 'there'}")
+
+    def wait_for_prompt(self) -> None:
+        """Wait until the cursor stands behind an empty prompt. Keys that are pressed earlier are not the editor's."""
+
+        def is_there() -> bool:
+            cursor = self._screen.cursor
+            return bool(cursor.x == 2 and self._screen.display[cursor.y].rstrip() == ">")
+
+        self._until(is_there, "a prompt")
 
     def wait_to_end(self) -> int:
         """Wait for the process to end; return its exit code."""

@@ -7,10 +7,10 @@ import os
 import pty
 import select
 import struct
-import subprocess
-import sys
 import termios
 from pathlib import Path
+
+from process import start
 
 
 def tinyllm_on_a_terminal(
@@ -22,12 +22,10 @@ def tinyllm_on_a_terminal(
     """
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tinyllm", *map(str, arguments)],
-        stdin=slave,
-        stdout=slave if stdout is None else stdout,
-        stderr=slave,
-        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "80", **(env or {})},
+    process = start(
+        *arguments,
+        streams=(slave, slave if stdout is None else stdout, slave),
+        env={"TERM": "xterm-256color", "COLUMNS": "80", **(env or {})},
     )
     os.close(slave)
     shown = bytearray()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -278,7 +277,7 @@ def test_a_repository_with_a_config_alone_is_enough_and_what_is_wrong_is_told_by
 
 
 def test_a_terminal_without_line_drawing_gets_ascii(qwen3: Path) -> None:
-    done = tinyllm("inspect", qwen3, env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    done = tinyllm("inspect", qwen3, env={"PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0
     assert b"|    attention, 16 heads of 128" in done.stdout and b"q_proj  1,024 -> 2,048" in done.stdout
     assert b"?" not in done.stdout
