@@ -16,7 +16,7 @@ GOLDEN = Path(__file__).parent / "golden"
 FOLDERS = tuple(sorted(path.parent.name for path in GOLDEN.glob("*/expected.safetensors")))
 FEATURES = {"fused": ModelFeatures(), "reference": ModelFeatures.reference()}
 TOLERANCE = 1e-4  # of the expected logits' standard deviation, in float32
-LONG, STEPS, CHUNK = 100, 4, 7  # of more than LONG ids, only the last STEPS are fed one by one
+LONG, STEPS, CHUNK = 100, 8, 7  # so many are fed one by one, and of more than LONG ids none before half of them
 
 
 def dialects(name: str) -> list[str]:
@@ -25,12 +25,18 @@ def dialects(name: str) -> list[str]:
 
 
 def feedings(n: int) -> dict[str, list[int]]:
-    """Return the ways to feed `n` ids: the lengths of the pieces."""
+    """Return the ways to feed `n` ids: the lengths of the pieces.
+
+    Most are a first id alone, chunks, ids one by one and chunks again, so that each kind follows each.
+    """
     if n > LONG:
         half = n // 2
         return {"one pass": [n], "halves, then one by one": [half, n - half - STEPS, *[1] * STEPS]}
-    chunks = [min(CHUNK, n - start) for start in range(0, n, CHUNK)]
-    return {"one pass": [n], "one by one": [1] * n, "in chunks": chunks}
+    before, after = divmod(n - 1 - STEPS, CHUNK)
+    chunks = [CHUNK] * before
+    middle = 2 * before // 3
+    pieces = [1, *chunks[:middle], *[1] * STEPS, *chunks[middle:], after]
+    return {"one pass": [n], "in pieces": [size for size in pieces if size]}
 
 
 @lru_cache(maxsize=4)

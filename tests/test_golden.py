@@ -32,7 +32,7 @@ OTHER_DIALECTS = [
 @pytest.mark.parametrize("features", FEATURES)
 @pytest.mark.parametrize("name", FOLDERS)
 def test_logits_are_those_of_transformers(name: str, features: str) -> None:
-    """Fed at once, token by token and in chunks."""
+    """Fed at once, and in pieces of one token and of several."""
     ids, wanted = expected(name)
     model = load_model(GOLDEN / name, FEATURES[features], dtype=mx.float32)
     off = {how: difference(run(model, ids, pieces), wanted) for how, pieces in feedings(ids.shape[1]).items()}
@@ -69,12 +69,16 @@ def with_attention(config: Config, **changes: Any) -> Config:
 
 @pytest.mark.parametrize("name", FOLDERS)
 def test_golden_would_show_a_fault(name: str) -> None:
-    """Each golden is off by far more than the tolerance when one thing that its config says is not done."""
+    """Each golden is off by far more than the tolerance when one thing that its config says is not done.
+
+    Those that are long, and take that much longer, are there for what depends on positions.
+    """
     ids, wanted = expected(name)
     config = Config.from_json_file(GOLDEN / name)
     off = {
         what: difference(build(mutant, GOLDEN / name, FEATURES["fused"])(ids)[0], wanted)
         for what, mutant in mutants(config)
+        if ids.shape[1] < 1000 or what.startswith("attention.")
     }
     assert off
     assert not {what: value for what, value in off.items() if not value > FAR * TOLERANCE}
