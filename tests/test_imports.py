@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,8 @@ def nodes(tree: ast.AST, *, deferred: bool, types: bool) -> Iterator[ast.AST]:
         yield from nodes(node, deferred=deferred, types=types)
 
 
-def imports(module: str, *, deferred: bool = True, types: bool = True) -> set[str]:
+@cache
+def imports(module: str, *, deferred: bool = True, types: bool = True) -> frozenset[str]:
     """Return the full names of the modules that `module` imports."""
     found: set[str] = set()
     tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
@@ -73,7 +75,7 @@ def imports(module: str, *, deferred: bool = True, types: bool = True) -> set[st
             assert node.level == 0 and node.module, f"{module} has a relative import"
             below = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= (below & MODULES.keys()) or {node.module}
-    return found
+    return frozenset(found)
 
 
 def reached(module: str) -> set[str]:

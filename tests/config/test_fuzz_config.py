@@ -75,14 +75,14 @@ def test_there_is_a_sound_config_of_every_family() -> None:
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_any_values_under_known_keys_give_a_config_or_one_line(family: str, data: st.DataObject) -> None:
     check(Config.from_dict, {**SOUND[family], **data.draw(mostly([*SOUND[family], *KEYS]))})
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_any_keys_that_are_absent_give_a_config_or_one_line(family: str, data: st.DataObject) -> None:
     absent = data.draw(st.sets(st.sampled_from(sorted(SOUND[family]))))

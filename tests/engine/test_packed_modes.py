@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
+from running import alone, ids, run
 from step_memory import bytes_of_steps
 
 from tinyllm._mx import mx
@@ -79,22 +80,6 @@ def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
     return tuple(Random(seed).choices(range(40, 130), k=length))
 
 
-def run(engine: Engine, requests: list[Request]) -> list[list[Output]]:
-    """Run requests to their ends, the books checked after every step; the tokens of each."""
-    outputs: dict[int, list[Output]] = {engine.add(request): [] for request in requests}
-    while engine.has_work:
-        for output in engine.step():
-            assert output.error is None
-            if output.token_id is not None:
-                outputs[output.request_id].append(output)
-        engine.scheduler.check_invariants()
-    return list(outputs.values())
-
-
-def ids(outputs: list[Output]) -> list[int | None]:
-    return [output.token_id for output in outputs]
-
-
 def make(model: ModelForCausalLM, bits: int | None, **settings: Any) -> Engine:
     return Engine(model, kv_bits=bits, **{"compiled": False, "page_size": 8, **settings})
 
@@ -115,19 +100,26 @@ def llama(folder: Path) -> ModelForCausalLM:
     return load_model(folder)
 
 
+SHARED = prompt(21, seed=9)
+PROMPTS = [prompt(1), prompt(35, 1), SHARED, (*SHARED, *prompt(6, 2)), SHARED]
+REQUESTS = [Request(text, 9 + i, logprobs=2) for i, text in enumerate(PROMPTS)]
+
+
+@pytest.fixture(scope="module")
+def expected(model: ModelForCausalLM) -> dict[int, list[list[Output]]]:
+    """What each of the requests gives alone, by bits."""
+    return {bits: [alone(model, request, kv_bits=bits) for request in REQUESTS] for bits in (8, 4)}
+
+
 @BITS
 @pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES.keys())
 def test_every_mode_gives_the_ids_of_the_request_alone(
-    model: ModelForCausalLM, engine: dict[str, Any], bits: int
+    model: ModelForCausalLM, engine: dict[str, Any], bits: int, expected: dict[int, list[list[Output]]]
 ) -> None:
-    shared = prompt(21, seed=9)
-    prompts = [prompt(1), prompt(35, 1), shared, (*shared, *prompt(6, 2)), shared]
-    requests = [Request(text, 9 + i, logprobs=2) for i, text in enumerate(prompts)]
-    outputs = run(Engine(model, kv_bits=bits, **engine), requests)
-    for request, got in zip(requests, outputs, strict=True):
-        [expected] = run(Engine(model, kv="dense", kv_bits=bits, max_rows=1, compiled=False), [request])
-        assert ids_gap(expected, got) <= NEAR
-        assert len(got) == len(expected)
+    outputs = run(Engine(model, kv_bits=bits, **engine), REQUESTS)
+    for wanted, got in zip(expected[bits], outputs, strict=True):
+        assert ids_gap(wanted, got) <= NEAR
+        assert len(got) == len(wanted)
 
 
 @BITS

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 from golden_cases import GOLDEN
+from running import ids, ids_alone, run
 from step_memory import bytes_of_steps
 
 from tinyllm._mx import mx
 from tinyllm.engine.engine import Engine
 from tinyllm.engine.prefix_file import Fingerprint, load_prefix, save_prefix
-from tinyllm.engine.request import Output, Request
+from tinyllm.engine.request import Request
 from tinyllm.errors import PrefixFileError
 from tinyllm.model.load import load_model
 from tinyllm.model.transformer import ModelForCausalLM
@@ -42,48 +43,36 @@ def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
     return tuple(Random(seed).choices(range(96), k=length))
 
 
-def run(engine: Engine, *requests: Request) -> list[list[Output]]:
-    """Run requests to their ends, the books checked after every step; the outputs of each that have a token."""
-    outputs: dict[int, list[Output]] = {engine.add(request): [] for request in requests}
-    while engine.has_work:
-        for output in engine.step():
-            assert output.error is None
-            outputs[output.request_id] += [output] if output.token_id is not None else []
-        engine.scheduler.check_invariants()
-    return list(outputs.values())
+PROMPTS = [prompt(45), prompt(1, 1), prompt(32, 2), prompt(45)[:40], prompt(33, 2), prompt(45)]
+REQUESTS = [Request(text, max_tokens=9 + 3 * i) for i, text in enumerate(PROMPTS)]
 
 
-def ids(outputs: list[Output]) -> list[int | None]:
-    return [output.token_id for output in outputs]
-
-
-def alone(model: ModelForCausalLM, *requests: Request) -> list[list[int | None]]:
-    return [ids(run(Engine(model, kv="dense", compiled=False, max_rows=1), request)[0]) for request in requests]
+@pytest.fixture(scope="module")
+def expected(model: ModelForCausalLM) -> list[list[int]]:
+    return [ids_alone(model, request) for request in REQUESTS]
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_each_gets_what_it_gets_alone(model: ModelForCausalLM, name: str) -> None:
+def test_each_gets_what_it_gets_alone(model: ModelForCausalLM, name: str, expected: list[list[int]]) -> None:
     """Prompts of one token and of several pages, whole or not, of which some begin alike."""
-    prompts = [prompt(45), prompt(1, 1), prompt(32, 2), prompt(45)[:40], prompt(33, 2), prompt(45)]
-    requests = [Request(ids, max_tokens=9 + 5 * i) for i, ids in enumerate(prompts)]
-    assert list(map(ids, run(Engine(model, **ENGINES[name]), *requests))) == alone(model, *requests)
+    assert list(map(ids, run(Engine(model, **ENGINES[name]), REQUESTS))) == expected
 
 
 def test_a_prompt_that_goes_on_from_an_answer_finds_all_that_was_computed(model: ModelForCausalLM) -> None:
     engine = Engine(model, compiled=False, page_size=16)
-    [answer] = run(engine, Request(prompt(21), max_tokens=14))
-    turns = [(*prompt(21), *(i for i in ids(answer) if i is not None), *prompt(3, seed)) for seed in (1, 2)]
+    [answer] = run(engine, [Request(prompt(21), max_tokens=14)])
+    turns = [(*prompt(21), *ids(answer), *prompt(3, seed)) for seed in (1, 2)]
     for turn in turns:
         request = Request(turn, max_tokens=5)
-        [outputs] = run(engine, request)
-        assert [ids(outputs)] == alone(model, request)
+        [outputs] = run(engine, [request])
+        assert ids(outputs) == ids_alone(model, request)
         assert outputs[0].cached == (34 if turn is turns[0] else 32)  # the first took the last page over
 
 
 def test_who_lacks_pages_is_computed_again(model: ModelForCausalLM) -> None:
     engine = Engine(model, compiled=False, page_size=8, ceilings=(10, 10))
     requests = [Request(prompt(20, i), max_tokens=26) for i in range(4)]
-    assert list(map(ids, run(engine, *requests))) == alone(model, *requests)
+    assert list(map(ids, run(engine, requests))) == [ids_alone(model, request) for request in requests]
     assert engine.preemptions > 0
 
 
@@ -97,7 +86,7 @@ def test_one_cancelled_in_the_middle_of_a_step_leaves_no_state_that_is_of_more_t
         given += [output.token_id for output in engine.step() if output.token_id is not None]
     engine.cancel(request_id)
     request = Request((*prompt(6), *given, 5), max_tokens=4)
-    assert [ids(run(engine, request)[0])] == alone(model, request)
+    assert ids(run(engine, [request])[0]) == ids_alone(model, request)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -116,7 +105,7 @@ def test_a_saved_prefix_has_the_state_at_its_end(
 ) -> None:
     fingerprint = Fingerprint.of(Engine(model, compiled=False, page_size=16), folder)
     first = Engine(model, compiled=False, page_size=16)
-    run(first, Request(prompt(length), max_tokens=1))
+    run(first, [Request(prompt(length), max_tokens=1)])
     path = tmp_path / "prefix"
     assert save_prefix(first, prompt(length), path, fingerprint) == length
 
@@ -124,9 +113,9 @@ def test_a_saved_prefix_has_the_state_at_its_end(
     assert load_prefix(second, path, fingerprint) == prompt(length)
     second.scheduler.check_invariants()
     request = Request((*prompt(length), 7), max_tokens=8)
-    [outputs] = run(second, request)
+    [outputs] = run(second, [request])
     assert outputs[0].cached == length
-    assert [ids(outputs)] == alone(model, request)
+    assert ids(outputs) == ids_alone(model, request)
 
 
 def test_a_saved_state_that_is_not_finite_or_has_no_room_is_refused(
@@ -134,7 +123,7 @@ def test_a_saved_state_that_is_not_finite_or_has_no_room_is_refused(
 ) -> None:
     engine = Engine(model, compiled=False, page_size=16)
     fingerprint = Fingerprint.of(engine, folder)
-    run(engine, Request(prompt(37), max_tokens=1))
+    run(engine, [Request(prompt(37), max_tokens=1)])
     path = tmp_path / "prefix"
     save_prefix(engine, prompt(37), path, fingerprint)
     with pytest.raises(PrefixFileError, match="no room"):
