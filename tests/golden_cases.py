@@ -46,12 +46,17 @@ def expected(name: str) -> tuple[mx.array, mx.array]:
     return arrays["ids"][None], arrays["logits"]
 
 
+@lru_cache(maxsize=2)
+def _store(folder: Path) -> WeightStore:
+    return WeightStore.from_path(folder)
+
+
 def build(config: Config, folder: Path, features: ModelFeatures) -> ModelForCausalLM:
     """Make a float32 model of a folder's weights as `config`, which need not be the folder's own, has it.
 
     Biases are seen in the files: those that `config` has not are left out.
     """
-    store, asked = WeightStore.from_path(folder), tensor_shapes(config)
+    store, asked = _store(folder), tensor_shapes(config)
     kept = {name: store._tensors[name] for name in store.names if not name.endswith(".bias") or name in asked}
     return ModelForCausalLM(config, WeightStore(kept, store.config).cast(mx.float32), features)
 

@@ -51,11 +51,8 @@ def test_logits_are_those_of_transformers_through_pages(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "dialect"), OTHER_DIALECTS)
 def test_dialects_are_the_same_model(name: str, dialect: str) -> None:
-    config = Config.from_json_file(GOLDEN / name / dialect)
-    assert config == Config.from_json_file(GOLDEN / name)
-    ids, wanted = expected(name)
-    for features in FEATURES.values():
-        assert difference(build(config, GOLDEN / name, features)(ids)[0], wanted) <= TOLERANCE
+    """What is read of them is equal, and nothing else of them reaches a model."""
+    assert Config.from_json_file(GOLDEN / name / dialect) == Config.from_json_file(GOLDEN / name)
 
 
 # ---------------------------------------------------------------- that they could fail
