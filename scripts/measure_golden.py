@@ -3,9 +3,10 @@
 
     python scripts/measure_golden.py [NAME ...]
 
-Each is run in float32 on this machine as tests/test_golden.py runs it: fused and in plain operations, in one pass,
-one by one and in chunks, over dense buffers and over pages. What counts is the worst, in standard deviations of the
-expected logits. With names, only these are measured; docs/MODELS.md has the figures when scripts/docs has run.
+Each is run in float32 on this machine: fused and in plain operations, in one pass, one by one and in chunks, over
+dense buffers and over pages (tests/test_golden.py feeds pieces of each kind in turn). What counts is the worst, in
+standard deviations of the expected logits. With names, only these are measured; docs/MODELS.md has the figures when
+scripts/docs has run.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def measure(name: str) -> float:
     worst = 0.0
     for features, page_size in [(FEATURES["fused"], None), (FEATURES["reference"], None), (None, PAGE_SIZE)]:
         model = load_model(GOLDEN / name, features, dtype=mx.float32)
-        for pieces in feedings(ids.shape[1]).values():
+        for pieces in feedings(ids.shape[1], each=True).values():
             worst = max(worst, difference(run(model, ids, pieces, page_size), wanted))
     return worst
 

@@ -24,14 +24,18 @@ def dialects(name: str) -> list[str]:
     return sorted(path.name for path in (GOLDEN / name).glob("config*.json"))
 
 
-def feedings(n: int) -> dict[str, list[int]]:
+def feedings(n: int, *, each: bool = False) -> dict[str, list[int]]:
     """Return the ways to feed `n` ids: the lengths of the pieces.
 
-    Most are a first id alone, chunks, ids one by one and chunks again, so that each kind follows each.
+    Most are a first id alone, chunks, ids one by one and chunks again, so that each kind follows each. With `each`
+    there is a way for each kind alone, which takes several times as long.
     """
     if n > LONG:
         half = n // 2
         return {"one pass": [n], "halves, then one by one": [half, n - half - STEPS, *[1] * STEPS]}
+    if each:
+        chunks = [min(CHUNK, n - start) for start in range(0, n, CHUNK)]
+        return {"one pass": [n], "one by one": [1] * n, "in chunks": chunks}
     before, after = divmod(n - 1 - STEPS, CHUNK)
     chunks = [CHUNK] * before
     middle = 2 * before // 3

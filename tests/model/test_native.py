@@ -68,7 +68,7 @@ def made(
 @pytest.mark.parametrize("page_size", [None, 16], ids=["dense", "paged"])
 @pytest.mark.parametrize("features", FEATURES)
 def test_logits_are_those_of_the_papers(made: Made, features: str, page_size: int | None) -> None:
-    """At once, token by token and in chunks."""
+    """At once, and in pieces of one token and of several."""
     folder, ids, wanted = made
     network = load_model(folder, FEATURES[features], dtype=mx.float32)
     off = {
