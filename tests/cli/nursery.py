@@ -16,13 +16,11 @@ import signal
 import socket
 import sys
 import termios
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 IMPORTED = (
     *("numpy", "tokenizers", "jinja2", "psutil", "gguf", "rich.markdown", "rich.progress", "prompt_toolkit"),
-    *("pydantic.fields", "pydantic.types", "pydantic.type_adapter"),  # of some versions of typer
     *("tinyllm.cli.app", "tinyllm.llm", "tinyllm.chat.repl", "tinyllm.bench.measure", "tinyllm.anatomy.subject"),
 )
 
@@ -85,8 +83,7 @@ def _become(asked: dict[str, Any], streams: list[int]) -> None:
 if __name__ == "__main__":
     sys.path[0] = str(Path.cwd())
     for module in IMPORTED:
-        with suppress(ImportError):  # which a fork would meet as well, and tell
-            importlib.import_module(module)
+        importlib.import_module(module)
     gc.freeze()
     fork_what_is_asked_for(socket.socket(fileno=int(sys.argv[1])))
     runpy.run_module("tinyllm", run_name="__main__", alter_sys=True)
