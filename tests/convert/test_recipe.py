@@ -12,7 +12,7 @@ from tinyllm.config.quantization import QuantFormat
 from tinyllm.convert.recipe import Recipe, choose, read_format, read_recipe
 from tinyllm.errors import UsageError
 
-FOUR, SIX, EIGHT = (QuantFormat(bits, 64) for bits in (4, 6, 8))
+FOUR, FIVE, SIX, EIGHT = (QuantFormat(bits, 64) for bits in (4, 5, 6, 8))
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 16}
 
 
@@ -65,25 +65,29 @@ def test_norms_of_heads_are_no_matrices() -> None:
     assert choice.forms["model.layers.0.self_attn.q_norm"] is None
 
 
-def test_mixed_spends_bits_on_outer_layers_and_the_head() -> None:
+def test_mixed_spends_bits_on_values_down_projections_and_the_head() -> None:
     forms = choose(config(), read_recipe("mixed", FOUR)).forms
-    down = [i for i in range(16) if forms[f"model.layers.{i}.mlp.down_proj"] == SIX]
-    assert down == [0, 1, 4, 7, 10, 13, 14, 15]
-    assert down == [i for i in range(16) if forms[f"model.layers.{i}.self_attn.v_proj"] == SIX]
-    assert {forms[f"model.layers.{i}.self_attn.q_proj"] for i in range(16)} == {FOUR}
-    assert forms["lm_head"] == EIGHT and forms["model.embed_tokens"] == FOUR
-    assert choose(config(tie_word_embeddings=True), read_recipe("mixed", FOUR)).forms["model.embed_tokens"] == EIGHT
+    for i in range(16):
+        layer = f"model.layers.{i}"
+        assert forms[f"{layer}.self_attn.v_proj"] == SIX
+        assert forms[f"{layer}.mlp.down_proj"] == FIVE
+        assert {forms[f"{layer}.{name}"] for name in ("self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj")} == {
+            FOUR
+        }
+    assert forms["lm_head"] == FIVE and forms["model.embed_tokens"] == FOUR
+    assert choose(config(tie_word_embeddings=True), read_recipe("mixed", FOUR)).forms["model.embed_tokens"] == FIVE
 
 
-@pytest.mark.parametrize(("base", "more"), [(2, 4), (3, 5), (4, 6), (6, 8), (8, 8)])
-def test_mixed_has_more_bits_than_its_base(base: int, more: int) -> None:
+@pytest.mark.parametrize(("base", "more", "values"), [(2, 3, 4), (3, 4, 5), (4, 5, 6), (6, 8, 8), (8, 8, 8)])
+def test_mixed_has_more_bits_than_its_base(base: int, more: int, values: int) -> None:
     forms = choose(config(), read_recipe("mixed", QuantFormat(base, 64))).forms
     assert forms["model.layers.0.mlp.down_proj"] == QuantFormat(more, 64)
+    assert forms["model.layers.0.self_attn.v_proj"] == QuantFormat(values, 64)
 
 
 def test_patterns_come_before_mixed() -> None:
     forms = choose(config(), read_recipe("layers.0.mlp.down=false,mixed", FOUR)).forms
-    assert forms["model.layers.0.mlp.down_proj"] is None and forms["model.layers.1.mlp.down_proj"] == SIX
+    assert forms["model.layers.0.mlp.down_proj"] is None and forms["model.layers.1.mlp.down_proj"] == FIVE
 
 
 @pytest.mark.parametrize(
