@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 from talk import FakeLLM, Typed, chat, chat_model
@@ -42,6 +43,33 @@ def footers(*lines: str) -> tuple[list[str], FakeLLM]:
 )
 def test_the_footer_counts_the_conversation_as_it_stands(lines: tuple[str, ...], used: str) -> None:
     assert footers(*lines)[0] == used.split()
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_that_comes_when_the_answer_is_over_does_not_end_the_chat(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm, typed = FakeLLM(), Typed(["one", "two"])
+    model = chat_model(lambda: llm)
+    assert model.llm is llm
+    repl, _, _ = chat(typed, model)
+    monkeypatch.setattr(repl, "_say_how_it_ended", lambda reason: interrupt())
+    repl.run()
+    assert [message.content for message in repl.session.conversation.messages] == ["one", "ONE", "two", "TWO"]
+
+
+def test_a_second_ctrl_c_in_an_answer_ends_the_chat(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm, typed = FakeLLM(), Typed(["one", "two"])
+    model = chat_model(lambda: llm)
+    assert model.llm is llm
+    repl, _, _ = chat(typed, model)
+    monkeypatch.setattr(
+        repl.screen, "reply", lambda: SimpleNamespace(think=lambda text: interrupt(), finish=lambda: 0)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        repl.run()
+    assert len(llm.asked) == 1
 
 
 def test_a_narrow_footer_says_how_full_the_context_is() -> None:

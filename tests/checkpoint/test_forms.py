@@ -248,6 +248,14 @@ CASES: Mapping[str, tuple[dict[str, Any], Packer, QuantFormat | None]] = {
     "fp8-compressed-rows": (FLOAT8, fp8(lambda rows, columns: (rows, 1)), None),
     "fp8-compressed-whole": (FLOAT8, fp8(lambda rows, columns: (1,)), None),
     "fp8-naive": ({**FLOAT8, "format": "naive-quantized"}, fp8(lambda rows, columns: (1,)), None),
+    **{
+        f"fp8-compressed-blocks-{type(said).__name__}": (
+            compressed_says("float-quantized", num_bits=8, type="float", strategy="block", block_structure=said),
+            fp8(blocks),
+            None,
+        )
+        for said in ([48, 80], "48x80")
+    },
     "fp8-blocks": (BLOCKS, fp8(blocks, ".weight_scale_inv"), None),
     "fp8-whole": (STATIC, fp8(lambda rows, columns: (), ".weight_scale_inv"), None),
     "fp8-fbgemm": (

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from tinyllm.engine.request import SamplingParams
 from tinyllm.hub.sizes import disk_size
 
 if TYPE_CHECKING:
+    from tinyllm.engine.request import SamplingParams
     from tinyllm.llm import Statistics
 
 _BETWEEN = " · "
@@ -52,7 +52,7 @@ def folded(parts: Sequence[str], width: int | None) -> Iterator[str]:
 
 def describe(sampling: SamplingParams) -> str:
     """Name the sampling values that were in force, as their options are called."""
-    plain = SamplingParams()
+    plain = type(sampling)()
     changed: dict[str, Any] = {
         name: value for name, value in asdict(sampling).items() if value != getattr(plain, name) and name != "seed"
     }

@@ -74,9 +74,10 @@ class Repl:
                     raise
                 self.screen.complain(str(error))
             except KeyboardInterrupt:
-                if self.session.model.is_loaded:
+                if self.over:
                     raise
-                self.draft = line  # nobody waits for the model any more: the line can be changed
+                if not self.session.model.is_loaded:
+                    self.draft = line  # nobody waits for the model any more: the line can be changed
 
     def take(self, line: str) -> None:
         """Do what a line says. Raises TinyllmError."""
@@ -93,7 +94,7 @@ class Repl:
             self.answer(message)
 
     def answer(self, message: str) -> None:
-        """Have a message answered. Ctrl-C ends the answer, and no more. Raises TinyllmError."""
+        """Have a message answered. Ctrl-C ends the answer, a second one the chat. Raises TinyllmError."""
         dropped = self.session.dropped
         answer, chunks = self.session.ask(message)
         if self.session.dropped > dropped:
@@ -107,6 +108,9 @@ class Repl:
                     reply.think(chunk.reasoning)
                     reply.say(chunk.text)
                     reason = chunk.finish_reason
+            except KeyboardInterrupt:
+                self.over = True
+                raise
             finally:
                 reply.finish()
         self._say_how_it_ended(reason)

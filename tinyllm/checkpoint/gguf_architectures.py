@@ -104,15 +104,23 @@ def _olmo2(facts: Facts) -> dict[str, Any]:
     window = facts.count("attention.sliding_window", None)
     if not window:
         return {"model_type": "olmo2", **values}
-    rope = values["rope_parameters"]
-    local = {"rope_type": "default", "rope_theta": rope["rope_theta"]}
     kinds = windows(facts, values["num_hidden_layers"], 4)
     return {
         "model_type": "olmo3",
         **values,
-        "rope_parameters": {FULL: rope, SLIDING: local},
+        **_local_rotation(values, values["rope_parameters"]["rope_theta"]),
         "sliding_window": window,
         "layer_types": kinds,
+    }
+
+
+def _local_rotation(values: Mapping[str, Any], theta: float) -> dict[str, Any]:
+    """Layers with windows turn by a theta of their own, as far as text is long in a window."""
+    return {
+        "rope_parameters": {
+            FULL: values["rope_parameters"],
+            SLIDING: {"rope_type": "default", "rope_theta": theta},
+        }
     }
 
 
@@ -168,7 +176,7 @@ def _gemma3(facts: Facts) -> dict[str, Any]:
         **_gemma_scale(values, 62),
         "sliding_window": window or None,
         "layer_types": windows(facts, layers, 6) if window else [FULL] * layers,
-        "rope_local_base_freq": facts.theta(name="rope.freq_base_swa"),
+        **_local_rotation(values, facts.theta(name="rope.freq_base_swa")),
         "final_logit_softcapping": facts.number("final_logit_softcapping", None),
     }
 

@@ -8,6 +8,7 @@ of compressed-tensors.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from reprlib import repr as brief
@@ -19,6 +20,8 @@ from tinyllm.errors import UnsupportedQuantizationError
 WHOLE_ROW = -1  # as configs write a group that is as long as a row
 _GROUPS = (128, 64, 32)  # of MLX's affine formats
 _GROUP_OF_ROWS = 64  # columns of nearly all published models are multiples of it, of 128 they are not
+
+_BLOCK = re.compile(r"[0-9]{1,6}x[0-9]{1,6}")  # rows and columns, in older files one word
 
 _GPTQ_INERT = frozenset(
     "act_group_aware backend batch_size block_name_to_quantize cache_block_outputs damp_percent dataset desc_act"
@@ -170,7 +173,8 @@ def _compressed_weights(reader: ConfigReader, weights: ConfigReader, layout: Any
     bits, kind = weights.read(Key("num_bits", int, 8)), weights.read(Key("type", str, "int"))
     symmetric = weights.read(Key("symmetric", bool, True))
     group = weights.read(Key("group_size", int, WHOLE_ROW, nullable=True)) or WHOLE_ROW
-    block = _block(reader, weights.take("block_structure"))
+    said = weights.take("block_structure")
+    block = _block(reader, list(map(int, said.split("x"))) if _BLOCK.fullmatch(str(said)) else said)
     weights.discard(_WEIGHTS_INERT)
     weights.finish()
     match layout, kind, bits:

@@ -52,8 +52,8 @@ _PUBLISHED: Mapping[str, _Rules] = {
     "llama4_text": _TOGETHER,
     "mistral4": _TOGETHER,
     "gemma4_text": _TOGETHER,
-    "granitemoe": _GRANITE,
-    "granitemoeshared": _GRANITE,
+    "granitemoe_swa": _TOGETHER,
+    **dict.fromkeys(("granitemoe", "granitemoeshared"), _GRANITE),
     "gpt2": ((r"^model\.(?=(?:h|wte|wpe|ln_f)\.)", "transformer."),),
     "gptj": ((r"^model\.(?=(?:h|wte|ln_f)\.)", "transformer."),),
 }

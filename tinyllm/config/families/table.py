@@ -23,7 +23,7 @@ def family_of(reader: ConfigReader) -> Family:
     model_type = reader.read(Key("model_type", str))
     if model_type not in FAMILIES:
         names = sorted({*FAMILIES, *WRAPPERS, NATIVE.model_type})
-        near = get_close_matches(model_type, names, n=3, cutoff=0.5)
+        near = get_close_matches(model_type.lower(), names, n=3, cutoff=0.5)
         known = f"the nearest that it does: {', '.join(near)}" if near else f"it does: {', '.join(names)}"
         raise reader.fail(UnsupportedModelError, f"model_type {model_type!r} is not one that tinyllm runs; {known}")
     return FAMILIES[model_type]
