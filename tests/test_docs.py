@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tinyllm.config.families.table import FAMILIES
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 CLI_PAGE = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
@@ -65,3 +67,12 @@ def test_the_version_is_one() -> None:
     import tinyllm
 
     assert f'version = "{tinyllm.__version__}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+
+
+def test_readme_counts_what_there_is() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    measured = json.loads((ROOT / "tests" / "golden" / "measured.json").read_text(encoding="utf-8"))
+    counts = re.search(r"(\d+) families, .*?(\d+) small checkpoints,.*?\(the worst: ([\d.e-]+)\)", text, re.DOTALL)
+    assert counts is not None
+    assert (int(counts[1]), int(counts[2])) == (len(FAMILIES), len(measured))
+    assert float(counts[3]) == max(measured.values())
