@@ -17,6 +17,7 @@ PARTS: Mapping[str, str] = {
     "reuse": "scripts/compare_peers.py",
     "step": "scripts/compare_peers.py",
     "quantization": "scripts/quantization_table.py",
+    "gguf": "scripts/quantization_table.py",
     "method": "scripts/compare_peers.py",
 }
 HEAD = """# Benchmarks

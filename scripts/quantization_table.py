@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Convert the embedded model to fewer bits, measure what that costs, and write its part of docs/BENCHMARKS.md.
+"""Convert the embedded model to fewer bits, measure what that costs, and write its parts of docs/BENCHMARKS.md.
 
     python scripts/quantization_table.py [-m MODEL] [--tokens 2000] [--context 512] [--rounds 3] [--answer 16]
+    python scripts/quantization_table.py --gguf FILE    what is lost where a GGUF file is read, FILE being the model's
 
 What is lost is measured on the text of the package, by `tinyllm perplexity --against` the model that was converted.
 The speed of decoding is that of `tinyllm bench`, in turns: all models once, then again, so that what changes over
@@ -14,6 +15,7 @@ import argparse
 import json
 import math
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -23,8 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from benchmark_page import PAGE, measured_on, write_parts
+from numpy.typing import NDArray
 
+from tinyllm._mx import mx
 from tinyllm.bench.report import md_table
 from tinyllm.checkpoint.files import find_weight_files
 from tinyllm.checkpoint.weights import WeightStore
@@ -180,17 +185,62 @@ def plain(estimate: Mapping[str, float], digits: int, *, sign: str = "", scale: 
     return f"{scale * estimate['value']:{sign}.{digits}f} ± {scale * estimate['error']:.{digits}f}"
 
 
+def gguf_part(source: Path, file: Path, options: argparse.Namespace, load: float) -> str:
+    """Measure what reading GGUF files loses, and return the part of the page."""
+    with tempfile.TemporaryDirectory() as work:
+        rounded, packed = Path(work) / "rounded", Path(work) / "packed"
+        write_as_q6_k(source, rounded)
+        tinyllm("convert", rounded, packed, "--quantize", "8", "--group-size", "32")
+        anew = loss_of(packed, rounded, options)["against"]
+    folder = loss_of(source, file, options)["against"]
+    return f"""## GGUF files
+
+On the same text as above, {model_name(source)} as its GGUF file has it (Q4_1) and as the folder that was made of it,
+whose bfloat16 holds a quarter of these values exactly: KL divergence {plain(folder["divergence"]["mean"], 5)},
+the same best token {plain(folder["agreement"], 1, scale=100)} %. The model rounded to Q6_K, and that packed anew in 8
+bits and groups of 32, as blocks with a scale for 16 elements are on a GPU: KL divergence
+{plain(anew["divergence"]["mean"], 5)}, the same best token {plain(anew["agreement"], 1, scale=100)} %.
+
+{measured_on(load)}"""
+
+
+def write_as_q6_k(source: Path, folder: Path) -> None:
+    """Copy a folder, its matrices rounded to what Q6_K can hold, in float32."""
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors", "*.gguf"))
+    tensors = {name: array for file in find_weight_files(source).files for name, array in mx.load(str(file)).items()}
+    for name, array in tensors.items():
+        values = np.array(array.astype(mx.float32))
+        tensors[name] = mx.array(as_q6_k(values) if values.ndim == 2 else values)
+    mx.save_safetensors(str(folder / "model.safetensors"), tensors)
+
+
+def as_q6_k(matrix: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Round to whole numbers from -32 to 31, times a scale for 16, which is one of 256 parts of a scale for 256."""
+    groups = matrix.reshape(-1, 16, 16)
+    scales = np.abs(groups).max(axis=-1, keepdims=True) / 32
+    whole = (scales.max(axis=1, keepdims=True) / 127).astype(np.float16).astype(np.float32)
+    steps = whole * np.round(np.divide(scales, whole, out=np.zeros_like(scales), where=whole > 0))
+    rounded = np.round(np.divide(groups, steps, out=np.zeros_like(groups), where=steps > 0)).clip(-32, 31)
+    return (rounded * steps).reshape(matrix.shape)
+
+
 def main() -> int:
-    """Measure, and write the part."""
+    """Measure, and write a part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-m", "--model", default="default")
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--answer", type=int, default=16)
+    parser.add_argument(
+        "--gguf", type=Path, help="the file that the model was made of; measures only what that loses"
+    )
     parser.add_argument("--output", type=Path, default=PAGE)
     options = parser.parse_args()
     source, load = find_model(options.model), os.getloadavg()[0]
+    if options.gguf is not None:
+        write_parts(options.output, {"gguf": gguf_part(source, options.gguf, options, load)})
+        return 0
     with tempfile.TemporaryDirectory() as work:
         found = measure(source, Path(work), options)
     text = part(source, found, measure_caches(source, options), options, load)
