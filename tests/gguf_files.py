@@ -93,6 +93,26 @@ def write_gguf(path: Path, architecture: str, metadata: Mapping[str, Any], tenso
     return path
 
 
+def split_gguf(path: Path, tensors: int, *, metadata_alone: bool = False) -> list[Path]:
+    """Write a file again in parts of so many tensors each, the first with none if asked to, and remove it."""
+    reader = gguf.GGUFReader(path)
+    fields = {name: field for name, field in reader.fields.items() if not name.startswith("GGUF.")}
+    architecture = fields.pop("general.architecture").contents()
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors, small_first_shard=metadata_alone)
+    for name, field in fields.items():
+        writer.add_key_value(
+            name, field.contents(), field.types[0], field.types[-1] if len(field.types) > 1 else None
+        )
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
+    path.unlink()
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return sorted(path.parent.glob(f"{path.stem}-*-of-*.gguf"))
+
+
 def golden_values(name: str) -> dict[str, Any]:
     """Return the config.json of a golden checkpoint, or what it has of the text model."""
     values: dict[str, Any] = json.loads((GOLDEN / name / "config.json").read_text(encoding="utf-8"))

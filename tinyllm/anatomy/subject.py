@@ -188,7 +188,7 @@ def _folder(name: str | None, revision: str | None, offline: bool, report: Calla
 def _read_folder(folder: Path) -> Subject:
     if is_gguf(folder):
         contents = read_contents(folder)
-        return Subject(model_name(folder), contents.config, contents.table, 1)
+        return Subject(model_name(folder), contents.config, contents.table, len(contents.files.files))
     config = Config.from_json_file(folder)
     if not (folder / INDEX).exists() and not any(folder.glob("*.safetensors")):
         return Subject(model_name(folder), config, None)

@@ -1,4 +1,4 @@
-"""What a checkpoint is and which tensors it has: a folder of safetensors files, or one GGUF file. No mlx."""
+"""What a checkpoint is and which tensors it has: a folder of safetensors files, or a GGUF file. No mlx."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tinyllm.checkpoint.files import WeightFiles, find_weight_files
 from tinyllm.checkpoint.gguf_header import is_gguf
+from tinyllm.checkpoint.gguf_parts import parts_of
 from tinyllm.checkpoint.tensor_table import TensorTable, read_tensor_table
 from tinyllm.config.config import Config
 
@@ -31,7 +32,7 @@ def read_contents(path: Path, config: Config | None = None) -> Contents:
     """Read the headers of a folder's files, or of a GGUF file, which has its own config. Raises as they do."""
     if is_gguf(path):
         found, table = _read_gguf(path)
-        return Contents(found, WeightFiles((path,)), table)
+        return Contents(found, WeightFiles(parts_of(path)), table)
     config = config or Config.from_json_file(path)
     files = find_weight_files(path)
     return Contents(config, files, read_tensor_table(files.files, config))

@@ -38,10 +38,6 @@ def architecture_of(header: GgufHeader) -> Architecture:
     kind = header.metadata.get("general.type", "model")
     if kind != "model":
         raise UnsupportedModelError(f"{header.file}: is of type {kind!r:.40}, not a language model")
-    if header.metadata.get("split.count", 0) not in (0, 1):
-        raise UnsupportedModelError(
-            f"{header.file}: is one of several parts of a model: join them with llama-gguf-split --merge"
-        )
     name = header.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise UnsupportedModelError(

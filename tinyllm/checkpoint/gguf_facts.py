@@ -97,8 +97,8 @@ class Facts:
         if found is None:
             return None
         if found.type.name != "F32" or len(found.shape) != 1 or found.shape[0] > 1 << 12:
-            raise CheckpointError(f"{self._header.file}: {tensor!r} is no list of factors")
-        with self._header.file.open("rb") as file:
+            raise CheckpointError(f"{found.file}: {tensor!r} is no list of factors")
+        with found.file.open("rb") as file:
             file.seek(found.start)
             return list(struct.unpack(f"<{found.shape[0]}f", file.read(found.end - found.start)))
 

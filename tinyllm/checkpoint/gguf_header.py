@@ -58,9 +58,10 @@ _TYPES: Mapping[int, GgmlType] = {
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """Where a tensor stands: bytes `start` to `end` of the file. `shape` has the fastest dimension last."""
+    """Where a tensor stands: bytes `start` to `end` of `file`. `shape` has the fastest dimension last."""
 
     name: str
+    file: Path
     type: GgmlType
     shape: tuple[int, ...]
     start: int
@@ -74,7 +75,6 @@ class GgufHeader:
     file: Path
     metadata: Mapping[str, Any]
     tensors: Mapping[str, GgufTensor]
-    data_start: int
 
 
 def is_gguf(path: Path) -> bool:
@@ -143,7 +143,7 @@ class _Reader:
             [(name, _)] = Counter(tensor.name for tensor in placed).most_common(1)
             raise self._fail(f"the tensor {name!r} is there twice")
         self._check_overlaps(placed)
-        return GgufHeader(self._path, metadata, by_name, start)
+        return GgufHeader(self._path, metadata, by_name)
 
     def _fail(self, what: str) -> CorruptFileError:
         return CorruptFileError(f"{self._path}: {what}")
@@ -253,7 +253,7 @@ class _Reader:
                 f"the tensor {name!r} of {list(shape)} in {kind.name} ends at byte {end:,}, but the file has"
                 f" {self._size:,}: it is cut off; download it again"
             )
-        return GgufTensor(name, kind, shape, start, end)
+        return GgufTensor(name, self._path, kind, shape, start, end)
 
     def _check_overlaps(self, tensors: list[GgufTensor]) -> None:
         position = 0

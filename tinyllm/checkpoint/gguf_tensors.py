@@ -16,7 +16,8 @@ from pathlib import Path
 
 from tinyllm.checkpoint.gguf_architectures import Architecture
 from tinyllm.checkpoint.gguf_config import architecture_of, config_values
-from tinyllm.checkpoint.gguf_header import GgufHeader, GgufTensor, read_gguf_header
+from tinyllm.checkpoint.gguf_header import GgufHeader, GgufTensor
+from tinyllm.checkpoint.gguf_parts import read_gguf_parts
 from tinyllm.checkpoint.safetensors_header import BITS
 from tinyllm.checkpoint.tensor_table import StoredTensor, TensorTable
 from tinyllm.config.config import Config
@@ -160,11 +161,11 @@ def packing_of(tensor: GgufTensor) -> tuple[QuantFormat, str] | None:
 
 
 def read_gguf(path: Path) -> tuple[Config, TensorTable]:
-    """Read the header of a GGUF file: what config.json would say, and the tensors.
+    """Read the headers of a GGUF file, and of the parts beside it: what config.json would say, and the tensors.
 
     Raises CorruptFileError, UnsupportedQuantizationError, ConfigError (or a class below it) and CheckpointError.
     """
-    header = read_gguf_header(path)
+    header = read_gguf_parts(path)
     architecture = architecture_of(header)
     config = Config.from_dict(config_values(header), str(path))
     table, forms = _name_all(header, architecture, config)
@@ -213,7 +214,7 @@ def _name_all(
                 name = f"{target}.{last}" if last else target
                 if name in tensors:
                     raise CheckpointError(
-                        f"{header.file}: {name!r} is there twice, the second time as {stored.name!r}"
+                        f"{stored.file}: {name!r} is there twice, the second time as {stored.name!r}"
                     )
                 axis = 1 if leaf == "bias" else 2
                 tensors[name] = StoredTensor((_part(whole, stored, part),), piece=piece, axis=axis)
@@ -264,7 +265,7 @@ def _canonical(
     elif (found := _WHOLE.match(stored.name)) and found[1] in WHOLE_NAMES:
         return names[found[1]], found[2]
     raise TensorMismatchError(
-        f"{header.file}: the tensor {stored.name!r} is none that tinyllm knows in a file of this architecture"
+        f"{stored.file}: the tensor {stored.name!r} is none that tinyllm knows in a file of this architecture"
     )
 
 
@@ -275,7 +276,7 @@ def _info(
     shifted = module.endswith("norm") and not module.endswith("linear_attn.norm") and stored.name.endswith("weight")
     return GgufPart(
         stored.name,
-        header.file,
+        stored.file,
         stored.type.name if stored.type.name in _DENSE else "F32",
         stored.shape,
         stored.start,
@@ -300,7 +301,7 @@ def _order(
         rows = stored.shape[0] if stored.shape else 0
         order = Order(heads, rows // (2 * heads), 2)
         if leaf == "qkv_proj":
-            raise TensorMismatchError(f"{header.file}: {stored.name!r} holds q and k as they turn, which is not read")
+            raise TensorMismatchError(f"{stored.file}: {stored.name!r} holds q and k as they turn, which is not read")
     elif architecture.tiled and ".linear_attn." in module and leaf != "norm":
         order = _untiled(config.layer_at(module), leaf)
     if order is None:
@@ -310,7 +311,7 @@ def _order(
     packed = GROUP if order.columns and packing_of(stored) is not None else 1
     if along <= 0 or along % (units * packed):
         raise TensorMismatchError(
-            f"{header.file}: {stored.name!r} is {list(stored.shape)}, which {units} equal parts do not divide"
+            f"{stored.file}: {stored.name!r} is {list(stored.shape)}, which {units} equal parts do not divide"
         )
     return order
 

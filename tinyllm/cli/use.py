@@ -41,6 +41,7 @@ def use(
 
 def _stored_name(model: str) -> str:
     """Return the name to keep: a folder's whole path, since the next command may run elsewhere."""
+    from tinyllm.checkpoint.gguf_header import is_gguf
     from tinyllm.hub import cache, locate
     from tinyllm.hub.choice import DEFAULT
     from tinyllm.hub.gguf_files import split_variant
@@ -50,7 +51,10 @@ def _stored_name(model: str) -> str:
     folder = locate.local_folder(model)
     if folder is not None:
         locate.check_folder(folder, model)
-        return str(folder.resolve()) if Path(model).expanduser().exists() else model
+        if not Path(model).expanduser().exists():
+            return model
+        # What a file's link leads to has another name, in the hub's cache, and no other parts beside it.
+        return str(folder.parent.resolve() / folder.name if is_gguf(folder) else folder.resolve())
     name, revision = locate.split_revision(model)
     repo, _ = split_variant(name)
     if not cache.is_repository(repo):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tinyllm.checkpoint.gguf_config import config_values, special_ids
-from tinyllm.checkpoint.gguf_header import read_gguf_header
+from tinyllm.checkpoint.gguf_parts import read_gguf_parts
 from tinyllm.checkpoint.gguf_tokenizer import read_tokenizer
 from tinyllm.config.config import Config
 from tinyllm.config.layers import AttentionConfig
@@ -51,7 +51,7 @@ _ALL_LAYERS, _LOCAL = "full_attention", "sliding_attention"
 
 def published_config(file: Path) -> dict[str, Any]:
     """Return the config.json of a GGUF file's model, in the words of those that are published."""
-    values = config_values(read_gguf_header(file))
+    values = config_values(read_gguf_parts(file))
     model_type = values["model_type"]
     if model_type in _CLASSES:
         values["architectures"] = [_CLASSES[model_type]]
@@ -113,7 +113,7 @@ def write_beside(file: Path, folder: Path, context: int) -> None:
 
     Raises TokenizerError for a tokenizer that is unknown or damaged.
     """
-    metadata = read_gguf_header(file).metadata
+    metadata = read_gguf_parts(file).metadata
     tokenizer = read_tokenizer(metadata, file)
     (folder / "tokenizer.json").write_text(tokenizer.backend.to_str(), encoding="utf-8")
     said: dict[str, Any] = {

@@ -26,7 +26,8 @@ from typing import Any
 
 from tinyllm._mx import dtype_name, mx
 from tinyllm.checkpoint.files import find_weight_files
-from tinyllm.checkpoint.gguf_header import is_gguf, read_gguf_header
+from tinyllm.checkpoint.gguf_header import is_gguf
+from tinyllm.checkpoint.gguf_parts import read_gguf_parts
 from tinyllm.checkpoint.safetensors_header import BITS, TensorInfo, read_safetensors_header
 from tinyllm.checkpoint.weights import DTYPES
 from tinyllm.config.config import Config
@@ -325,8 +326,8 @@ def _weights_digest(folder: Path) -> str:
 def _stored_tensors(path: Path) -> list[tuple[tuple[str, str, tuple[int, ...]], Path, int, int]]:
     """Return (name, type, shape), and file, first byte and end, of each tensor as the files have it."""
     if is_gguf(path):
-        stored = read_gguf_header(path).tensors.values()
-        return [((info.name, info.type.name, info.shape), path, info.start, info.end) for info in stored]
+        stored = read_gguf_parts(path).tensors.values()
+        return [((info.name, info.type.name, info.shape), info.file, info.start, info.end) for info in stored]
     tensors = [info for file in find_weight_files(path).files for info in read_safetensors_header(file).values()]
     return [((info.name, info.dtype, info.shape), info.file, info.start, info.end) for info in tensors]
 

@@ -6,7 +6,7 @@ requests of some kilobytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tinyllm.checkpoint.files import INDEX, find_weight_files
@@ -55,10 +55,17 @@ class HollowCopy:
         self._fetch_whole("config.json", MAX_CONFIG_BYTES)
         Config.from_json_file(self._folder)
 
-    def fill_gguf(self, name: str) -> Path:
-        """Fetch the header of a GGUF file, which says nowhere how long it is, and the short tensors beside it."""
+    def fill_gguf(self, names: Sequence[str]) -> Path:
+        """Fetch the headers and short tensors of a GGUF file, or of its parts; return where the first is."""
+        self._fill_part(names[0], _TYPICAL_GGUF_BYTES)
+        for name in names[1:]:
+            self._fill_part(name, _TYPICAL_HEADER_BYTES)
+        return self._folder / names[0]
+
+    def _fill_part(self, name: str, typical: int) -> None:
+        """Fetch the header of a file, which says nowhere how long it is, and the short tensors beside it."""
         size, path = self._sizes[name], self._folder / name
-        length, content = min(size, _TYPICAL_GGUF_BYTES), b""
+        length, content = min(size, typical), b""
         while True:
             content += self._read(name, len(content), length)
             path.write_bytes(content)
@@ -75,7 +82,6 @@ class HollowCopy:
                 if tensor is not None and tensor.end - tensor.start <= _TYPICAL_HEADER_BYTES:
                     file.seek(tensor.start)
                     file.write(self._read(name, tensor.start, tensor.end))
-        return path
 
     def fill_headers(self) -> None:
         """Fetch the headers of the weights; a tokenizer is not asked for."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tinyllm.checkpoint.gguf_header import is_gguf
+from tinyllm.checkpoint.gguf_parts import first_parts, part_names
 from tinyllm.checkpoint.summary import Summary, summarize
 from tinyllm.errors import TinyllmError
 from tinyllm.hub import cache, locate
@@ -49,16 +50,17 @@ def _own_models() -> Iterator[Entry]:
     place = places()[0]
     if not place.folder.is_dir():
         return
-    for folder in sorted(place.folder.iterdir()):
-        if (folder.is_dir() or is_gguf(folder)) and not folder.name.startswith("."):
-            yield _entry(folder.name, folder, place.title)
+    found = [path for path in place.folder.iterdir() if not path.name.startswith(".")]
+    files = first_parts(path for path in found if is_gguf(path) and not path.is_dir())
+    for folder in sorted([*files, *(path for path in found if path.is_dir())]):
+        yield _entry(folder.name, folder, place.title)
 
 
 def _cached_models() -> Iterator[Entry]:
     title = places()[1].title
     for cached in cache.cached_models():
         if cached.snapshot is not None:
-            files = sorted(path for path in cached.snapshot.iterdir() if is_gguf(path))
+            files = first_parts(path for path in cached.snapshot.iterdir() if is_gguf(path))
             for file in files:
                 yield _entry(cached.named(variant_of(file.name)), file, title)
             if files and not (cached.snapshot / "config.json").exists():
@@ -74,7 +76,7 @@ def _entry(name: str, folder: Path, place: str, again: str | None = None) -> Ent
     summary = problem = None
     size = 0
     try:
-        size = _size([folder] if folder.is_file() else folder.iterdir())
+        size = _size(map(folder.with_name, part_names(folder.name)) if is_gguf(folder) else folder.iterdir())
         if not is_gguf(folder):
             cache.check_links(folder)
         summary = summarize(folder)

@@ -9,10 +9,18 @@ from typing import TYPE_CHECKING
 
 from tinyllm import hardware
 from tinyllm.checkpoint.gguf_header import is_gguf
-from tinyllm.errors import GatedRepositoryError, HubError, ModelNotFoundError, OfflineError, TinyllmError
+from tinyllm.checkpoint.gguf_parts import part_names
+from tinyllm.errors import (
+    GatedRepositoryError,
+    HubError,
+    MissingFileError,
+    ModelNotFoundError,
+    OfflineError,
+    TinyllmError,
+)
 from tinyllm.hub import cache
 from tinyllm.hub.choice import DEFAULT, Choice, choose
-from tinyllm.hub.gguf_files import choose_file, split_variant, variant_of
+from tinyllm.hub.gguf_files import choose_files, split_variant, variant_of
 from tinyllm.hub.recommended import recommend
 from tinyllm.hub.sizes import memory_size
 
@@ -94,11 +102,11 @@ def check_folder(folder: Path, name: str) -> None:
 def model_name(folder: Path) -> str:
     """Return how to call the model in a folder: OWNER/NAME in the hub's cache, else the folder's own name.
 
-    A GGUF file is OWNER/NAME:VARIANT, or its own name.
+    A GGUF file is OWNER/NAME:VARIANT, or its own name; of several parts it is the first.
     """
     if is_gguf(folder):
         repo = cache.repository_of(folder.parent)
-        return f"{repo}:{variant_of(folder.name)}" if repo else folder.name
+        return f"{repo}:{variant_of(folder.name)}" if repo else part_names(folder.name)[0]
     return cache.repository_of(folder) or folder.resolve().name
 
 
@@ -151,9 +159,10 @@ def _here(name: str, revision: str) -> tuple[Path | None, str | None]:
     if variant is None:
         return snapshot, cache.why_incomplete(snapshot)
     try:
-        return snapshot / choose_file(
-            repo, [path.name for path in snapshot.iterdir() if path.exists()], variant
-        ), None
+        names = [path.name for path in snapshot.iterdir() if path.exists()]
+        return snapshot / choose_files(repo, names, variant)[0], None
+    except MissingFileError as error:
+        return None, str(error).removeprefix(f"{repo}: ")
     except ModelNotFoundError:
         return None, None
 

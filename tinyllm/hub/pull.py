@@ -25,7 +25,7 @@ from tinyllm.hub import cache
 from tinyllm.hub.blob import LARGEST_OVER_HTTP, arrived_of, fetch_blob
 from tinyllm.hub.cache import MAIN
 from tinyllm.hub.failures import told
-from tinyllm.hub.gguf_files import choose_file, split_variant
+from tinyllm.hub.gguf_files import choose_files, split_variant
 from tinyllm.hub.hollow import TIMEOUT_S, HollowCopy
 from tinyllm.hub.sizes import disk_size, memory_size
 
@@ -65,7 +65,7 @@ class RemoteModel:
 
     @property
     def path(self) -> Path:
-        """What is loaded: the snapshot, or the one GGUF file of a `variant`."""
+        """What is loaded: the snapshot, or the GGUF file of a `variant`, the first of its parts."""
         return self.snapshot if self.variant is None else self.snapshot / self.files[0].name
 
     @property
@@ -96,7 +96,7 @@ class RemoteModel:
 def pull(repo: str, revision: str | None = None, *, force: bool = False, report: Report) -> Path:
     """Fetch what is needed of a repository, and return its folder in the cache. What is there already is kept.
 
-    Of OWNER/NAME:VARIANT that is one GGUF file, and its path is returned.
+    Of OWNER/NAME:VARIANT that is one GGUF file or its parts, and the path of the first is returned.
 
     `report` gets a line with the sizes before anything large is downloaded. Raises HubError, ModelNotFoundError or
     OfflineError where the hub does not give it; what loading would raise, where tinyllm cannot run it; and
@@ -121,10 +121,10 @@ def inspect(repo: str, revision: str = MAIN) -> RemoteModel:
     commit, listed = _list_files(repo, revision)
     files = {file.name: file for file in listed if _TOP_LEVEL.fullmatch(file.name)}
     if variant is not None:
-        name = choose_file(repo, files, variant)
+        names = choose_files(repo, files, variant)
         with TemporaryDirectory(prefix="tinyllm-") as folder, _named(folder, repo):
-            summary = summarize(_hollow_copy(repo, commit, listed, Path(folder)).fill_gguf(name))
-        return RemoteModel(repo, revision, commit, (files[name],), summary, variant)
+            summary = summarize(_hollow_copy(repo, commit, listed, Path(folder)).fill_gguf(names))
+        return RemoteModel(repo, revision, commit, tuple(map(files.__getitem__, names)), summary, variant)
     with TemporaryDirectory(prefix="tinyllm-") as folder, _named(folder, repo):
         weights = _hollow_copy(repo, commit, listed, Path(folder)).fill()
         summary = summarize(Path(folder))
@@ -137,7 +137,7 @@ def inspect(repo: str, revision: str = MAIN) -> RemoteModel:
 def hollow(repo: str, revision: str | None = None) -> Iterator[Path]:
     """Give a folder, for as long as the block lasts, with a repository's config and headers, and no weights.
 
-    Of OWNER/NAME:VARIANT it gives a GGUF file.
+    Of OWNER/NAME:VARIANT it gives a GGUF file, the first of its parts.
 
     Errors of the block, too, call it by the repository's name. Raises HubError, ModelNotFoundError or OfflineError
     where the hub does not give it, and ConfigError where it is not a model that tinyllm knows.
@@ -153,7 +153,7 @@ def hollow(repo: str, revision: str | None = None) -> Iterator[Path]:
                 copy, found = _hollow_copy(repo, commit, listed, folder), folder
                 if variant is not None:
                     names = [file.name for file in listed if _TOP_LEVEL.fullmatch(file.name)]
-                    found = copy.fill_gguf(choose_file(repo, names, variant))
+                    found = copy.fill_gguf(choose_files(repo, names, variant))
                 else:
                     copy.fill_config()
                     if any(file.name.endswith(".safetensors") for file in listed):

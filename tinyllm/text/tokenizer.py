@@ -16,7 +16,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tinyllm.checkpoint.gguf_header import is_gguf, read_gguf_header
+from tinyllm.checkpoint.gguf_header import is_gguf
+from tinyllm.checkpoint.gguf_parts import read_gguf_parts
 from tinyllm.checkpoint.gguf_tokenizer import read_tokenizer
 from tinyllm.errors import ChatTemplateError, TokenizerError
 from tinyllm.text.chat_template import ChatTemplate, Message, chat_values, find_templates
@@ -95,7 +96,7 @@ class Tokenizer:
         """Read the tokenizer and the chat templates of a GGUF file."""
         from tokenizers import AddedToken
 
-        found = read_tokenizer(read_gguf_header(file).metadata, file)
+        found = read_tokenizer(read_gguf_parts(file).metadata, file)
         named = {name: AddedToken(text, special=True, normalized=False) for name, text in found.named.items()}
         template = ChatTemplate(dict(found.templates), dict(found.named)) if found.templates else None
         special = SpecialTokens(named)
