@@ -23,7 +23,7 @@ from tinyllm.model.load import load_model
 from tinyllm.text.tokenizer import Tokenizer
 
 
-def parts(folder: Path, name: str = "llama", tensors: int = 8) -> list[Path]:
+def parts(folder: Path, name: str = "llama", tensors: int = 10) -> list[Path]:
     folder.mkdir(exist_ok=True)
     return split_gguf(convert_golden(name, folder / "model.gguf", tokenizer=True), tensors)
 
@@ -37,7 +37,7 @@ def test_logits_are_those_of_the_whole_file_from_any_of_its_parts(metadata_alone
     ids, wanted = expected("llama")
     whole = convert_golden("llama", tmp_path / "whole.gguf")
     copy = shutil.copy(whole, tmp_path / "model.gguf")
-    files = split_gguf(Path(copy), 8, metadata_alone=metadata_alone)
+    files = split_gguf(Path(copy), 10, metadata_alone=metadata_alone)
     assert len(files) == 3 + metadata_alone
     assert bool(read_gguf_header(files[0]).tensors) != metadata_alone
     for file in files:
@@ -104,15 +104,15 @@ def said(name: str, kind: str, value: int) -> Callable[[list[Path]], None]:
 
 def of_another(files: list[Path]) -> None:
     """Its parts are as many, and of another number of tensors."""
-    others = parts(files[0].parent / "other", "qwen3", 10)
+    others = parts(files[0].parent / "other", "qwen3", 13)
     assert len(others) == len(files)
     shutil.copy(others[1], files[1])
 
 
 def with_a_tensor_of_the_first(files: list[Path]) -> None:
-    [name, *_], [mine, *_] = (list(read_gguf_header(file).tensors) for file in files[:2])
+    names, others = (read_gguf_header(file).tensors for file in files[:2])
+    name, mine = next((name, mine) for name in names for mine in others if len(name) == len(mine))
     content = files[1].read_bytes()
-    assert len(name) == len(mine)
     files[1].write_bytes(content.replace(mine.encode(), name.encode(), 1))
 
 
@@ -154,7 +154,7 @@ def test_fewer_tensors_than_are_said_are_refused(tmp_path: Path) -> None:
     files = parts(tmp_path)
     for file in files:
         said("split.tensors.count", "<i", 90)([file, file])
-    with pytest.raises(CorruptFileError, match=r"tensors.count is 90, but there are 2\d, all 3 parts"):
+    with pytest.raises(CorruptFileError, match=r"tensors.count is 90, but there are \d\d, all 3 parts"):
         load_model(files[0])
 
 

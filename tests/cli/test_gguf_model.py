@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import tiny
-from gguf_files import convert_tiny
+from gguf_files import convert_tiny, split_gguf
 from machine import Machine
 from process import tinyllm
 
@@ -69,12 +69,40 @@ def test_one_file_of_a_repository_is_pulled_by_its_quantisation(machine: Machine
     assert used.returncode == 0, used.stderr
 
 
+def test_a_model_in_several_files_is_pulled_listed_and_inspected_as_one(
+    machine: Machine, file: Path, tmp_path: Path
+) -> None:
+    (source := tmp_path / "source").mkdir()
+    (source / "Tiny-1M-Q8_0.gguf").write_bytes(file.read_bytes())
+    (source / "Tiny-1M-F32.gguf").write_bytes(file.read_bytes())
+    parts = split_gguf(source / "Tiny-1M-F32.gguf", 8)
+    size = sum(part.stat().st_size for part in parts)
+    machine.hub.add(REPO, source)
+    looked_at = json.loads(machine.run("inspect", f"{REPO}:F32", "--json").stdout)
+    assert (looked_at["model"], looked_at["files"]) == (f"{REPO}:F32", len(parts))
+    done = machine.run("generate", "x", "-m", f"{REPO}:F32")
+    assert (done.returncode, done.stdout) == (0, f"{ANSWER}\n".encode()), done.stderr
+    snapshot = next((machine.cache / "models--org--tiny-GGUF" / "snapshots").iterdir())
+    assert sorted(path.name for path in snapshot.iterdir()) == [part.name for part in parts]
+    [entry] = [e for e in json.loads(machine.run("list", "--json").stdout)["models"] if e["place"] == "hub cache"]
+    assert (entry["name"], entry["runs"], entry["disk_bytes"]) == (f"{REPO}:F32", True, size)
+    (snapshot / parts[1].name).unlink()
+    offline = machine.run("generate", "x", "-m", f"{REPO}:F32", "--offline")
+    assert offline.returncode == 1 and f"not whole (F32 is in {len(parts)} files, without {parts[1].name})" in (
+        offline.stderr.decode()
+    )
+    again = machine.run("generate", "x", "-m", f"{REPO}:F32")
+    assert (again.returncode, again.stdout) == (0, f"{ANSWER}\n".encode()), again.stderr
+    alone = machine.run("generate", "x", "-m", snapshot / parts[1].name)
+    assert alone.stdout == done.stdout, alone.stderr
+
+
 def test_what_a_repository_has_not_is_named(machine: Machine, file: Path, tmp_path: Path) -> None:
     (source := tmp_path / "source").mkdir()
-    for name in ("Tiny-Q8_0.gguf", "Tiny-Q2_K-00001-of-00002.gguf", "Tiny-Q2_K-00002-of-00002.gguf"):
+    for name in ("Tiny-Q8_0.gguf", "Tiny-Q2_K-00001-of-00003.gguf", "Tiny-Q2_K-00003-of-00003.gguf"):
         (source / name).write_bytes(file.read_bytes())
     machine.hub.add(REPO, source)
-    for variant, told in (("Q5_K", "there are"), ("Q2_K", "in 2 files")):
+    for variant, told in (("Q5_K", "there are"), ("Q2_K", "in 3 files, without Tiny-Q2_K-00002-of-00003.gguf")):
         done = machine.run("pull", f"{REPO}:{variant}")
         assert done.returncode == 1
         assert done.stderr.startswith(b"tinyllm: org/tiny-GGUF: ") and done.stderr.count(b"\n") == 1

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import tiny
+from gguf_files import convert_golden, split_gguf
 from hub_server import TOKEN, Hub
 from huggingface_hub import constants, file_download
 
@@ -84,6 +85,24 @@ def only_headers(requests: list[Any]) -> bool:
 
 
 # ---------------------------------------------------------------- what is fetched
+
+
+def test_headers_of_all_parts_are_checked_before_any_is_downloaded(remote: Hub, tmp_path: Path) -> None:
+    (source := tmp_path / "source").mkdir()
+    parts = split_gguf(convert_golden("llama", source / "tiny-F32.gguf", tokenizer=True), 10)
+    good = parts[1].read_bytes()
+    shutil.copy(parts[2], parts[1])
+    remote.add(REPO, source)
+    with pytest.raises(CorruptFileError, match=rf"^{REPO}/{parts[1].name}: is part 2 of 3"):
+        pull_repository(f"{REPO}:F32", report=lambda line: None)
+    assert only_headers(remote.downloads())
+    parts[1].write_bytes(good)
+    remote.add(REPO, source)
+    lines: list[str] = []
+    path = pull_repository(f"{REPO}:F32", report=lines.append)
+    assert disk_size(sum(part.stat().st_size for part in parts)) in lines[0]
+    assert path.name == parts[0].name
+    assert [(path.parent / part.name).read_bytes() for part in parts] == [part.read_bytes() for part in parts]
 
 
 def test_a_pull_gives_a_folder_that_loads_with_the_files_as_they_were(published: Hub, tiny_checkpoint: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import tiny
+from gguf_files import convert_golden, split_gguf
 
 from tinyllm.hub import inventory
 from tinyllm.hub.inventory import Entry
@@ -33,6 +34,18 @@ def test_what_is_on_this_machine_is_listed_with_what_it_is_or_why_it_does_not_ru
     assert problems["no-tokenizer"].startswith("it has no tokenizer.json")
     assert problems["torn"].startswith("model.safetensors: its header")
     assert problems["empty"] == "config.json: there is no such file"
+
+
+def test_a_model_in_several_gguf_files_is_one_of_the_list(home: Path) -> None:
+    (models := home / "models").mkdir(exist_ok=True)
+    parts = split_gguf(convert_golden("llama", models / "model.gguf"), 10)
+    [(name, entry)] = listed().items()
+    assert name == parts[0].name and entry.summary is not None
+    assert entry.disk_bytes == sum(part.stat().st_size for part in parts)
+    parts[0].unlink()
+    [(name, entry)] = listed().items()
+    assert name == parts[1].name and entry.summary is None
+    assert entry.problem == f"{parts[0].name}, one of the 3 parts of the model, is not beside it: download it"
 
 
 def cached(home: Path, name: str, revision: str = "main") -> Path:
