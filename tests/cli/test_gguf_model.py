@@ -79,7 +79,7 @@ def test_a_model_in_several_files_is_pulled_listed_and_inspected_as_one(
     size = sum(part.stat().st_size for part in parts)
     machine.hub.add(REPO, source)
     looked_at = json.loads(machine.run("inspect", f"{REPO}:F32", "--json").stdout)
-    assert (looked_at["model"], looked_at["files"]) == (f"{REPO}:F32", len(parts))
+    assert (looked_at["model"], looked_at["weights"]["files"]) == (f"{REPO}:F32", len(parts))
     done = machine.run("generate", "x", "-m", f"{REPO}:F32")
     assert (done.returncode, done.stdout) == (0, f"{ANSWER}\n".encode()), done.stderr
     snapshot = next((machine.cache / "models--org--tiny-GGUF" / "snapshots").iterdir())
