@@ -36,8 +36,8 @@ from tinyllm.errors import (
     UnsupportedModelError,
     UnsupportedQuantizationError,
 )
-from tinyllm.hub import cache, failures
-from tinyllm.hub.locate import find_model
+from tinyllm.hub import cache, failures, inventory
+from tinyllm.hub.locate import find_model, model_name
 from tinyllm.hub.pull import pull as pull_repository
 from tinyllm.hub.sizes import disk_size
 
@@ -87,13 +87,15 @@ def only_headers(requests: list[Any]) -> bool:
 # ---------------------------------------------------------------- what is fetched
 
 
-def test_headers_of_all_parts_are_checked_before_any_is_downloaded(remote: Hub, tmp_path: Path) -> None:
+@pytest.mark.parametrize("below", [".", "F32"])
+def test_headers_of_all_parts_are_checked_before_any_is_downloaded(remote: Hub, tmp_path: Path, below: str) -> None:
     (source := tmp_path / "source").mkdir()
-    parts = split_gguf(convert_golden("llama", source / "tiny-F32.gguf", tokenizer=True), 10)
+    (source / below).mkdir(exist_ok=True)
+    parts = split_gguf(convert_golden("llama", source / below / "tiny-F32.gguf", tokenizer=True), 10)
     good = parts[1].read_bytes()
     shutil.copy(parts[2], parts[1])
     remote.add(REPO, source)
-    with pytest.raises(CorruptFileError, match=rf"^{REPO}/{parts[1].name}: is part 2 of 3"):
+    with pytest.raises(CorruptFileError, match=rf"^{REPO}/{parts[1].relative_to(source)}: is part 2 of 3"):
         pull_repository(f"{REPO}:F32", report=lambda line: None)
     assert only_headers(remote.downloads())
     parts[1].write_bytes(good)
@@ -101,8 +103,12 @@ def test_headers_of_all_parts_are_checked_before_any_is_downloaded(remote: Hub, 
     lines: list[str] = []
     path = pull_repository(f"{REPO}:F32", report=lines.append)
     assert disk_size(sum(part.stat().st_size for part in parts)) in lines[0]
-    assert path.name == parts[0].name
+    assert path.name == parts[0].name and model_name(path) == f"{REPO}:F32"
     assert [(path.parent / part.name).read_bytes() for part in parts] == [part.read_bytes() for part in parts]
+    assert find_model(f"{REPO}:F32", offline=True) == path
+    assert summarize(path).family == "llama"
+    [entry] = (entry for entry in inventory.inventory() if entry.place == "hub cache")
+    assert (entry.name, entry.problem) == (f"{REPO}:F32", None)
 
 
 def test_a_pull_gives_a_folder_that_loads_with_the_files_as_they_were(published: Hub, tiny_checkpoint: Path) -> None:

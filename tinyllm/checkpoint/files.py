@@ -26,7 +26,7 @@ def checked_file(folder: Path, name: str) -> Path:
     """Return `folder`/`name` if it is inside the folder; raises UnsafePathError before anything is opened.
 
     A link may lead out of the folder in one case only: as the hub's cache has it, where snapshots/REVISION/NAME
-    links to blobs/HASH of the same repository.
+    links to blobs/HASH of the same repository; so does a NAME in a folder below REVISION.
     """
     if not name or Path(name).is_absolute() or ".." in Path(name).parts or "\\" in name:
         raise UnsafePathError(f"{folder}: the file name {name!r} leads out of the folder, and is not followed")
@@ -41,8 +41,8 @@ def checked_file(folder: Path, name: str) -> Path:
 
 
 def _is_hub_blob(real: Path, home: Path) -> bool:
-    in_snapshot = home.parent.name == "snapshots"
-    return in_snapshot and real.parent == home.parent.parent / "blobs"
+    snapshots = (folder.parent for folder in (home, home.parent) if folder.parent.name == "snapshots")
+    return any(real.parent == folder.parent / "blobs" for folder in snapshots)
 
 
 def find_weight_files(folder: Path) -> WeightFiles:

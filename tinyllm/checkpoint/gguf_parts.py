@@ -37,10 +37,10 @@ def without_part(name: str) -> str:
 
 
 def first_parts(files: Iterable[Path]) -> list[Path]:
-    """Return a file for each model among GGUF files of one folder: the first part of those that are there."""
-    models: dict[str, Path] = {}
+    """Return a file for each model among GGUF files: the first part of those that are there."""
+    models: dict[Path, Path] = {}
     for file in sorted(files):
-        models.setdefault(part_names(file.name)[0], file)
+        models.setdefault(file.with_name(part_names(file.name)[0]), file)
     return list(models.values())
 
 

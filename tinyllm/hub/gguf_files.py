@@ -10,7 +10,7 @@ from tinyllm.checkpoint.gguf_header import is_gguf
 from tinyllm.checkpoint.gguf_parts import absent_parts, part_names, without_part
 from tinyllm.errors import MissingFileError, ModelNotFoundError
 
-__all__ = ["choose_files", "split_variant", "variant_of"]
+__all__ = ["choose_files", "gguf_below", "split_variant", "variant_of"]
 
 _VARIANT = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
 _QUANTIZATION = re.compile(r"(?<![A-Za-z0-9])(?:I?Q\d|TQ\d|MXFP\d|B?F(?:16|32))[A-Za-z0-9_]*", re.IGNORECASE)
@@ -31,13 +31,18 @@ def variant_of(file: str) -> str:
     return found[-1] if found else stem
 
 
+def gguf_below(folder: Path) -> list[Path]:
+    """Return the GGUF files of a snapshot: in it, and in folders in it, where large ones often stand."""
+    return sorted(path for pattern in ("*", "*/*") for path in folder.glob(pattern) if is_gguf(path))
+
+
 def choose_files(repo: str, names: Iterable[str], variant: str) -> tuple[str, ...]:
     """Return the GGUF file whose name has `variant` as a word of its own, in letters of either case, or its parts.
 
     Raises ModelNotFoundError where there is none or more than one, naming those that there are, and MissingFileError
     for a model of which a part is absent.
     """
-    files = sorted(name for name in names if is_gguf(Path(name)) and not name.lower().startswith(_OTHER))
+    files = sorted(name for name in names if is_gguf(Path(name)) and not Path(name).name.lower().startswith(_OTHER))
     word = re.compile(rf"(?<![A-Za-z0-9_]){re.escape(variant)}(?![A-Za-z0-9_])", re.IGNORECASE)
     found = list(dict.fromkeys(part_names(name)[0] for name in files if word.search(Path(name).stem)))
     if len(found) == 1:

@@ -51,7 +51,8 @@ class HollowCopy:
     def fill_config(self) -> None:
         """Fetch config.json, and read it; other files are empty."""
         for name in self._sizes:
-            (self._folder / name).touch()
+            if "/" not in name:
+                (self._folder / name).touch()
         self._fetch_whole("config.json", MAX_CONFIG_BYTES)
         Config.from_json_file(self._folder)
 
@@ -66,6 +67,7 @@ class HollowCopy:
         """Fetch the header of a file, which says nowhere how long it is, and the short tensors beside it."""
         size, path = self._sizes[name], self._folder / name
         length, content = min(size, typical), b""
+        path.parent.mkdir(exist_ok=True)
         while True:
             content += self._read(name, len(content), length)
             path.write_bytes(content)

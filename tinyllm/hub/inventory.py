@@ -11,7 +11,7 @@ from tinyllm.checkpoint.gguf_parts import first_parts, part_names
 from tinyllm.checkpoint.summary import Summary, summarize
 from tinyllm.errors import TinyllmError
 from tinyllm.hub import cache, locate
-from tinyllm.hub.gguf_files import variant_of
+from tinyllm.hub.gguf_files import gguf_below, variant_of
 
 __all__ = ["Entry", "Place", "inventory", "places"]
 
@@ -60,7 +60,7 @@ def _cached_models() -> Iterator[Entry]:
     title = places()[1].title
     for cached in cache.cached_models():
         if cached.snapshot is not None:
-            files = first_parts(path for path in cached.snapshot.iterdir() if is_gguf(path))
+            files = first_parts(gguf_below(cached.snapshot))
             for file in files:
                 yield _entry(cached.named(variant_of(file.name)), file, title)
             if files and not (cached.snapshot / "config.json").exists():

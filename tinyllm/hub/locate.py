@@ -20,7 +20,7 @@ from tinyllm.errors import (
 )
 from tinyllm.hub import cache
 from tinyllm.hub.choice import DEFAULT, Choice, choose
-from tinyllm.hub.gguf_files import choose_files, split_variant, variant_of
+from tinyllm.hub.gguf_files import choose_files, gguf_below, split_variant, variant_of
 from tinyllm.hub.recommended import recommend
 from tinyllm.hub.sizes import memory_size
 
@@ -105,7 +105,7 @@ def model_name(folder: Path) -> str:
     A GGUF file is OWNER/NAME:VARIANT, or its own name; of several parts it is the first.
     """
     if is_gguf(folder):
-        repo = cache.repository_of(folder.parent)
+        repo = cache.repository_of(folder.parent) or cache.repository_of(folder.parent.parent)
         return f"{repo}:{variant_of(folder.name)}" if repo else part_names(folder.name)[0]
     return cache.repository_of(folder) or folder.resolve().name
 
@@ -159,7 +159,7 @@ def _here(name: str, revision: str) -> tuple[Path | None, str | None]:
     if variant is None:
         return snapshot, cache.why_incomplete(snapshot)
     try:
-        names = [path.name for path in snapshot.iterdir() if path.exists()]
+        names = [str(path.relative_to(snapshot)) for path in gguf_below(snapshot) if path.exists()]
         return snapshot / choose_files(repo, names, variant)[0], None
     except MissingFileError as error:
         return None, str(error).removeprefix(f"{repo}: ")

@@ -38,6 +38,7 @@ _SMALL_FILES = (
     "added_tokens.json", "chat_template.jinja", "chat_template.json", INDEX,
 )  # fmt: skip
 _TOP_LEVEL = re.compile(r"\w[\w.+-]{0,199}", re.ASCII)
+_GGUF = re.compile(r"(\w[\w.+-]{0,199}/)?\w[\w.+-]{0,199}\.gguf", re.ASCII | re.IGNORECASE)
 _EXTRA_TEMPLATE = re.compile(r"additional_chat_templates/\w[\w.+-]{0,199}\.jinja", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -121,10 +122,17 @@ def inspect(repo: str, revision: str = MAIN) -> RemoteModel:
     commit, listed = _list_files(repo, revision)
     files = {file.name: file for file in listed if _TOP_LEVEL.fullmatch(file.name)}
     if variant is not None:
-        names = choose_files(repo, files, variant)
+        names = choose_files(repo, _gguf_names(listed), variant)
         with TemporaryDirectory(prefix="tinyllm-") as folder, _named(folder, repo):
             summary = summarize(_hollow_copy(repo, commit, listed, Path(folder)).fill_gguf(names))
-        return RemoteModel(repo, revision, commit, tuple(map(files.__getitem__, names)), summary, variant)
+        return RemoteModel(
+            repo,
+            revision,
+            commit,
+            tuple(file for name in names for file in listed if file.name == name),
+            summary,
+            variant,
+        )
     with TemporaryDirectory(prefix="tinyllm-") as folder, _named(folder, repo):
         weights = _hollow_copy(repo, commit, listed, Path(folder)).fill()
         summary = summarize(Path(folder))
@@ -152,8 +160,7 @@ def hollow(repo: str, revision: str | None = None) -> Iterator[Path]:
             with _named(str(folder), repo):
                 copy, found = _hollow_copy(repo, commit, listed, folder), folder
                 if variant is not None:
-                    names = [file.name for file in listed if _TOP_LEVEL.fullmatch(file.name)]
-                    found = copy.fill_gguf(choose_files(repo, names, variant))
+                    found = copy.fill_gguf(choose_files(repo, _gguf_names(listed), variant))
                 else:
                     copy.fill_config()
                     if any(file.name.endswith(".safetensors") for file in listed):
@@ -180,8 +187,12 @@ def _list_files(repo: str, revision: str) -> tuple[str, list[RemoteFile]]:
     return commit, [_remote_file(sibling) for sibling in info.siblings or ()]
 
 
+def _gguf_names(listed: Sequence[RemoteFile]) -> list[str]:
+    return [file.name for file in listed if _GGUF.fullmatch(file.name)]
+
+
 def _hollow_copy(repo: str, commit: str, listed: Sequence[RemoteFile], folder: Path) -> HollowCopy:
-    sizes = {file.name: file.size for file in listed if _TOP_LEVEL.fullmatch(file.name)}
+    sizes = {f.name: f.size for f in listed if _TOP_LEVEL.fullmatch(f.name) or _GGUF.fullmatch(f.name)}
     return HollowCopy(repo, commit, sizes, folder)
 
 
