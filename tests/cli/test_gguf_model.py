@@ -95,6 +95,9 @@ def test_a_model_in_several_files_is_pulled_listed_and_inspected_as_one(
     assert (again.returncode, again.stdout) == (0, f"{ANSWER}\n".encode()), again.stderr
     alone = machine.run("generate", "x", "-m", snapshot / parts[1].name)
     assert alone.stdout == done.stdout, alone.stderr
+    machine.run("use", snapshot / parts[2].name)
+    used = machine.run_without_network("generate", "x")
+    assert used.stdout == done.stdout, used.stderr
 
 
 def test_what_a_repository_has_not_is_named(machine: Machine, file: Path, tmp_path: Path) -> None:

@@ -120,22 +120,16 @@ def inspect(repo: str, revision: str = MAIN) -> RemoteModel:
     """
     repo, variant = split_variant(repo)
     commit, listed = _list_files(repo, revision)
-    files = {file.name: file for file in listed if _TOP_LEVEL.fullmatch(file.name)}
     if variant is not None:
         names = choose_files(repo, _gguf_names(listed), variant)
         with TemporaryDirectory(prefix="tinyllm-") as folder, _named(folder, repo):
             summary = summarize(_hollow_copy(repo, commit, listed, Path(folder)).fill_gguf(names))
-        return RemoteModel(
-            repo,
-            revision,
-            commit,
-            tuple(file for name in names for file in listed if file.name == name),
-            summary,
-            variant,
-        )
+        wanted = tuple(file for name in names for file in listed if file.name == name)
+        return RemoteModel(repo, revision, commit, wanted, summary, variant)
     with TemporaryDirectory(prefix="tinyllm-") as folder, _named(folder, repo):
         weights = _hollow_copy(repo, commit, listed, Path(folder)).fill()
         summary = summarize(Path(folder))
+    files = {file.name: file for file in listed if _TOP_LEVEL.fullmatch(file.name)}
     small = [files[name] for name in _SMALL_FILES if name in files]
     templates = [file for file in listed if _EXTRA_TEMPLATE.fullmatch(file.name)]
     return RemoteModel(repo, revision, commit, (*small, *templates, *(files[name] for name in weights)), summary)
