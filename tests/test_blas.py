@@ -13,6 +13,7 @@ import pytest
 
 from tinyllm import blas
 from tinyllm.blas import Blas, load_blas
+from tinyllm.kernels import has_compiler
 
 SITE_PACKAGES = Path(sysconfig.get_path("purelib"))
 OPENBLAS = SITE_PACKAGES / "cmeel.prefix" / "lib" / "libopenblas.so.0"
@@ -31,6 +32,10 @@ for shape in ((1, 64, 96), (1, 576, 1536), (33, 128, 65), (256, 300, 40), (7, 1,
     a, b = random.standard_normal((rows, inner)), random.standard_normal((columns, inner))
     product = mx.array(a, dtype=mx.float32) @ mx.array(b, dtype=mx.float32).T
     assert np.allclose(np.array(product), a @ b.T, rtol=1e-4, atol=1e-4), shape
+    as_it_is = mx.contiguous(mx.array(b, dtype=mx.float32).T)
+    assert np.allclose(np.array(mx.array(a, dtype=mx.float32) @ as_it_is), a @ b.T, rtol=1e-4, atol=1e-4), shape
+    spread = mx.array(a.T, dtype=mx.float32)[:, :1].T  # a row whose elements are not side by side
+    assert np.allclose(np.array(spread @ as_it_is), a[:1] @ b.T, rtol=1e-4, atol=1e-4), shape
     product = mx.array(b, dtype=mx.float32) @ mx.array(a, dtype=mx.float32).T
     assert np.allclose(np.array(product), b @ a.T, rtol=1e-4, atol=1e-4), shape
 print("equal")
@@ -58,9 +63,43 @@ def test_openblas_from_pypi_is_loaded_before_mlx_where_it_is_installed() -> None
 
 
 @on_linux
-@pytest.mark.parametrize("value", ["", "none"])
+@pytest.mark.parametrize("value", ["", "gemm", "none"])
 def test_products_are_numpys_on_whatever_blas(value: str) -> None:
     assert run(PRODUCTS, TINYLLM_BLAS=value).stdout == "equal\n"
+
+
+HAS_ROWS = "from tinyllm._mx import BLAS; import ctypes; print(hasattr(ctypes.CDLL(None), 'tinyllm_use'))"
+
+
+def libraries(cache: Path) -> list[Path]:
+    return sorted((cache / "tinyllm" / "kernels").glob("rows-*.so"))
+
+
+@on_linux
+@with_openblas
+@pytest.mark.skipif(not has_compiler() or run(REPORT).stdout.startswith("MKL"), reason="needs g++, and no MKL")
+def test_single_rows_have_a_library_that_is_compiled_once(tmp_path: Path) -> None:
+    cache = {"XDG_CACHE_HOME": str(tmp_path)}
+    assert run(HAS_ROWS, **cache, TINYLLM_BLAS="gemm").stdout == "False\n"
+    assert not libraries(tmp_path)
+    assert run(PRODUCTS, **cache).stdout == "equal\n"
+    [library] = libraries(tmp_path)
+    made = library.stat()
+    assert run(HAS_ROWS, **cache, PATH="").stdout == "True\n"
+    assert library.stat() == made
+    library.write_bytes(b"none")
+    assert run(PRODUCTS, **cache).stdout == "equal\n"
+
+
+@on_linux
+@with_openblas
+@pytest.mark.parametrize("mode", [0o777, 0o500], ids=["others may write", "not even its owner may"])
+def test_without_a_place_or_a_compiler_rows_are_multiplied_like_all_else(mode: int, tmp_path: Path) -> None:
+    assert run(PRODUCTS, XDG_CACHE_HOME=str(tmp_path), PATH="").stdout == "equal\n"
+    assert not libraries(tmp_path)
+    (tmp_path / "tinyllm" / "kernels").chmod(mode)
+    assert run(PRODUCTS, XDG_CACHE_HOME=str(tmp_path)).stdout == "equal\n"
+    assert not libraries(tmp_path) or (mode == 0o500 and os.getuid() == 0)
 
 
 @on_linux
@@ -114,8 +153,9 @@ def test_a_library_that_cannot_be_loaded_gives_way_to_the_next(
         yield "OpenBLAS", str(tmp_path / "absent.so")
         yield "this process", ""
 
+    loads = blas._loads
     monkeypatch.setattr(blas, "_candidates", candidates)
-    monkeypatch.setattr(blas, "_loads", lambda library, loads=blas._loads: not library or loads(library))
+    monkeypatch.setattr(blas, "_loads", lambda library, by_rows: not library or loads(library, by_rows=by_rows))
     assert load_blas({}) == Blas("this process", "")
 
 

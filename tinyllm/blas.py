@@ -16,6 +16,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tinyllm.blas_rows import load_rows
+
 logger = logging.getLogger("tinyllm")
 
 
@@ -31,12 +33,14 @@ def load_blas(environ: Mapping[str, str] = os.environ) -> Blas:
     """Load the best BLAS of this machine; call it before mlx is imported.
 
     On macOS MLX uses Accelerate, and nothing is loaded. `TINYLLM_BLAS=none` keeps the wheel's own. MKL is preferred,
-    then OpenBLAS from PyPI's cmeel-openblas, then one of the system.
+    then OpenBLAS from PyPI's cmeel-openblas, then one of the system; OpenBLAS multiplies single rows as `blas_rows`
+    says, unless `TINYLLM_BLAS=gemm`.
     """
     if sys.platform == "darwin":
         return Blas("Accelerate")
     own = Blas("reference BLAS of the mlx wheel")
-    if environ.get("TINYLLM_BLAS", "").lower() == "none":
+    asked = environ.get("TINYLLM_BLAS", "").lower()
+    if asked == "none":
         return own
     if _resolves_cblas():
         return Blas("preloaded")
@@ -44,7 +48,7 @@ def load_blas(environ: Mapping[str, str] = os.environ) -> Blas:
         logger.warning("mlx was imported before tinyllm, so that no tuned BLAS can be loaded: import tinyllm first")
         return own
     for name, library in _candidates():
-        if _loads(library):
+        if _loads(library, by_rows=name == "OpenBLAS" and asked != "gemm"):
             return Blas(name, library)
     return own
 
@@ -65,11 +69,13 @@ def _candidates() -> Iterator[tuple[str, str]]:
     yield "OpenBLAS", "libopenblas.so.0"
 
 
-def _loads(library: str) -> bool:
+def _loads(library: str, *, by_rows: bool) -> bool:
     for prepare in (None, _lend_gfortran):
         try:
             if prepare is not None:
                 prepare()
+            if by_rows:
+                load_rows(library)
             ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
         except OSError as error:
             if "libgfortran.so.5" not in str(error):

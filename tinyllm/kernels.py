@@ -89,6 +89,16 @@ class KernelFolder:
         return libraries[:_MOST_KERNELS]
 
 
+def private_store(store: Path | None = None) -> Path | None:
+    """Return the folder where what is compiled outlasts a process, if nobody else can write to it; else None."""
+    folder = store or _default_store()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return folder if _is_private(folder) else None
+    except OSError:
+        return None
+
+
 def has_compiler() -> bool:
     """Whether there is the C++ compiler that MLX calls on a CPU."""
     return shutil.which("g++") is not None
