@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
@@ -108,8 +109,9 @@ class Forked:
         return self.wait()
 
     def kill(self) -> None:
-        """End the process."""
-        os.kill(self.pid, signal.SIGKILL)
+        """End the process, unless it is over and the nursery has yet to say so."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
 
 
 @cache
