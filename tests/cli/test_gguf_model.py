@@ -39,6 +39,12 @@ def test_a_file_is_measured(file: Path) -> None:
     assert b"Tiny-1M-F32.gguf" in done.stdout
 
 
+def test_a_file_is_compared_with_itself(file: Path) -> None:
+    done = tinyllm("perplexity", file, "--limit", "20", "--against", file, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["against"]["divergence"]["greatest"] == 0
+
+
 def test_what_is_no_such_file_is_refused_in_one_line(tmp_path: Path) -> None:
     (broken := tmp_path / "broken.gguf").write_bytes(b"GGUF\3\0\0\0" + bytes(range(200)))
     for arguments in (["generate", "x", "-m", broken], ["inspect", broken]):

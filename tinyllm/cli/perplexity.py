@@ -57,8 +57,8 @@ def perplexity(
         options.check_kv_bits(kv_bits)
 
         from tinyllm._mx import mx
+        from tinyllm.checkpoint.contents import read_config
         from tinyllm.cli.progress import Progress
-        from tinyllm.config.config import Config
         from tinyllm.hub.locate import find_model, model_name
         from tinyllm.perplexity import score, statistics
         from tinyllm.perplexity.text import DEFAULT_TEXT, common_tokens, read_text
@@ -68,7 +68,7 @@ def perplexity(
         content = read_text(path)
         names = [model] if against is None else [model, against]
         folders = [find_model(name, offline=offline, report=console.say) for name in names]
-        longest = min(Config.from_json_file(folder).max_position_embeddings for folder in folders)
+        longest = min(read_config(folder).max_position_embeddings for folder in folders)
         size = context or min(_CONTEXT, longest)
         ids = common_tokens(content, folders, limit)
         read = windows(len(ids), size, stride or size)
