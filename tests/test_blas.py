@@ -103,6 +103,18 @@ def test_without_a_place_or_a_compiler_rows_are_multiplied_like_all_else(mode: i
 
 
 @on_linux
+@pytest.mark.skipif(not has_compiler(), reason="needs g++")
+def test_a_library_without_products_is_not_called(tmp_path: Path) -> None:
+    code = f"""
+import ctypes
+from pathlib import Path
+from tinyllm.blas_rows import load_rows
+print(load_rows("libc.so.6", Path({str(tmp_path)!r})), hasattr(ctypes.CDLL(None), "tinyllm_use"))
+"""
+    assert run(code).stdout == "False False\n"
+
+
+@on_linux
 def test_mlx_imported_first_gives_one_warning_and_keeps_the_wheels_own() -> None:
     ran = run(f"import mlx.core; {REPORT}; import tinyllm.model.load")
     assert ran.stdout == "reference BLAS of the mlx wheel False\n"

@@ -61,17 +61,19 @@ extern "C" void cblas_sgemm(
 def load_rows(openblas: str, store: Path | None = None) -> bool:
     """Load the library for all that is loaded later, to call `openblas`; it is kept in `store`, by default the cache.
 
-    Returns False where it can be neither found nor compiled. Raises OSError where OpenBLAS cannot be loaded.
+    Returns False where it can be neither found nor compiled, or OpenBLAS was built without what it is to call. Raises
+    OSError where OpenBLAS cannot be loaded.
     """
     blas = ctypes.CDLL(openblas)
+    callees = [getattr(blas, name, None) for name in ("cblas_sgemm", "cblas_sgemv")]
     library = _library(store)
-    if library is None:
+    if library is None or None in callees:
         return False
     try:
         rows = ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
     except OSError:
         return False
-    rows.tinyllm_use(blas.cblas_sgemm, blas.cblas_sgemv)
+    rows.tinyllm_use(*callees)
     return True
 
 

@@ -68,8 +68,7 @@ class KernelFolder:
     def _make(self) -> Path:
         """Make this process's folder, in the store if that can be trusted; clear what others that are gone left."""
         try:
-            self._store.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not _is_private(self._store):
+            if private_store(self._store) is None:
                 raise PermissionError(self._store)
             for left in self._store.glob(f"{_PREFIX}*"):
                 if not _is_alive(left.name.removeprefix(_PREFIX).partition("-")[0]):
