@@ -33,8 +33,8 @@ def load_blas(environ: Mapping[str, str] = os.environ) -> Blas:
     """Load the best BLAS of this machine; call it before mlx is imported.
 
     On macOS MLX uses Accelerate, and nothing is loaded. `TINYLLM_BLAS=none` keeps the wheel's own. MKL is preferred,
-    then OpenBLAS from PyPI's cmeel-openblas, then one of the system; OpenBLAS multiplies single rows as `blas_rows`
-    says, unless `TINYLLM_BLAS=gemm`.
+    then OpenBLAS from PyPI's cmeel-openblas, then one of the system. Few rows are multiplied as `blas_rows` says,
+    unless `TINYLLM_BLAS=gemm`.
     """
     if sys.platform == "darwin":
         return Blas("Accelerate")
@@ -48,7 +48,7 @@ def load_blas(environ: Mapping[str, str] = os.environ) -> Blas:
         logger.warning("mlx was imported before tinyllm, so that no tuned BLAS can be loaded: import tinyllm first")
         return own
     for name, library in _candidates():
-        if _loads(library, by_rows=name == "OpenBLAS" and asked != "gemm"):
+        if _loads(library, by_rows=asked != "gemm"):
             return Blas(name, library)
     return own
 

@@ -1,9 +1,10 @@
-"""Products of one row by OpenBLAS's `sgemv`, where MLX asks for its `sgemm`. No mlx.
+"""Products of few rows where MLX asks a BLAS for its `sgemm`, by a library of our own. No mlx.
 
-Before it multiplies, OpenBLAS's `sgemm` copies the whole matrix into an order of its own, even for a single row, as
-all products of a decode step have: they get a quarter of the memory's bandwidth. `sgemv` reads a matrix where it
-stands. MLX calls `sgemm` alone; so a library with a `cblas_sgemm` that hands single rows to the other one is loaded
-before OpenBLAS. It is compiled once, by the compiler that MLX calls for its kernels.
+A decode step multiplies a row, or a few, by every matrix: what counts is how fast these are read. Yet OpenBLAS's
+`sgemm` first copies the whole matrix into an order of its own, MKL's is slow from three rows on, and the threads of
+either keep a core busy while they wait for each other, which the host needs to build the next step. So a library
+whose `cblas_sgemm` multiplies up to eight rows itself (blas_rows.cpp), and hands all else to the other one, is loaded
+before the BLAS. It is compiled once, by the compiler that MLX calls for its kernels.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -22,59 +24,34 @@ from tinyllm.kernels import has_compiler, private_store
 
 __all__ = ["load_rows"]
 
-_SOURCE = """\
-#include <string.h>
-
-enum { ROW_MAJOR = 101, AS_IT_IS = 111, TURNED = 112 };
-
-typedef void Gemm(
-    int, int, int, int, int, int, float, const float *, int, const float *, int, float, float *, int);
-typedef void Gemv(int, int, int, int, float, const float *, int, const float *, int, float, float *, int);
-
-static Gemm *gemm;
-static Gemv *gemv;
-
-extern "C" void tinyllm_use(Gemm *whole, Gemv *row) {
-    gemm = whole;
-    gemv = row;
-}
-
-/* c (m, n) = alpha * a (m, k) @ b (k, n) + beta * c */
-extern "C" void cblas_sgemm(
-    int order, int a_form, int b_form, int m, int n, int k,
-    float alpha, const float *a, int lda, const float *b, int ldb, float beta, float *c, int ldc) {
-    if (order != ROW_MAJOR || m != 1) {
-        gemm(order, a_form, b_form, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
-        return;
-    }
-    if (beta == 0)
-        memset(c, 0, n * sizeof(float)); /* it need not hold numbers, and zero times none is none */
-    int step = a_form == AS_IT_IS ? 1 : lda;
-    if (b_form == AS_IT_IS)
-        gemv(ROW_MAJOR, TURNED, k, n, alpha, b, ldb, a, step, beta, c, 1);
-    else
-        gemv(ROW_MAJOR, AS_IT_IS, n, k, alpha, b, ldb, a, step, beta, c, 1);
-}
-"""
+_FLAGS = ("-x", "c++", "-std=gnu++17", "-O2", "-Wno-psabi", "-pthread", "-shared", "-fPIC")
+_MOST_THREADS = 8  # some cores read as fast as the memory gives
+_LIMITS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 
 
-def load_rows(openblas: str, store: Path | None = None) -> bool:
-    """Load the library for all that is loaded later, to call `openblas`; it is kept in `store`, by default the cache.
+def load_rows(blas: str, store: Path | None = None, environ: Mapping[str, str] = os.environ) -> bool:
+    """Load the library for all that is loaded later, to call `blas`; it is kept in `store`, by default the cache.
 
-    Returns False where it can be neither found nor compiled, or OpenBLAS was built without what it is to call. Raises
-    OSError where OpenBLAS cannot be loaded.
+    It takes as many threads as there are cores, eight at most, or as a variable for the threads of a BLAS allows.
+    Returns False where it can be neither found nor compiled, or `blas` has no `cblas_sgemm`. Raises OSError where
+    that cannot be loaded.
     """
-    blas = ctypes.CDLL(openblas)
-    callees = [getattr(blas, name, None) for name in ("cblas_sgemm", "cblas_sgemv")]
-    library = _library(store)
-    if library is None or None in callees:
+    callee = getattr(ctypes.CDLL(blas), "cblas_sgemm", None)
+    library = None if callee is None else _library(store)
+    if library is None:
         return False
     try:
         rows = ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
     except OSError:
         return False
-    rows.tinyllm_use(*callees)
+    rows.tinyllm_use(callee, _threads(environ))
     return True
+
+
+def _threads(environ: Mapping[str, str]) -> int:
+    """Return how many threads share a product."""
+    asked = [int(environ[name]) for name in _LIMITS if environ.get(name, "").isdecimal()]
+    return max(1, min([*asked, _MOST_THREADS, len(os.sched_getaffinity(0))]))
 
 
 def _library(store: Path | None) -> Path | None:
@@ -82,26 +59,22 @@ def _library(store: Path | None) -> Path | None:
     folder = private_store(store)
     if folder is None:
         return None
-    library = folder / f"rows-{platform.machine()}-{sha256(_SOURCE.encode()).hexdigest()[:16]}.so"
+    source = Path(__file__).with_suffix(".cpp").read_text(encoding="utf-8")
+    name = sha256("\0".join((*_FLAGS, source)).encode()).hexdigest()[:16]
+    library = folder / f"rows-{platform.machine()}-{name}.so"
     if not library.exists() and has_compiler():
         with suppress(OSError, subprocess.CalledProcessError):
-            _compile(library)
+            _compile(source, library)
     return library if library.exists() else None
 
 
-def _compile(library: Path) -> None:
+def _compile(source: str, library: Path) -> None:
     """Compile it beside its place, and put it there whole: other processes may do the same."""
     number, name = tempfile.mkstemp(suffix=".so", dir=library.parent)
     os.close(number)
     compiler = shutil.which("g++") or "g++"
     try:
-        subprocess.run(
-            [compiler, "-x", "c++", "-O2", "-shared", "-fPIC", "-o", name, "-"],
-            input=_SOURCE,
-            text=True,
-            capture_output=True,
-            check=True,
-        )
+        subprocess.run([compiler, *_FLAGS, "-o", name, "-"], input=source, text=True, capture_output=True, check=True)
         Path(name).replace(library)
     finally:
         Path(name).unlink(missing_ok=True)
