@@ -43,14 +43,14 @@ def test_the_norm_of_all_heads_is_that_of_q_and_that_of_k(tmp_path: Path, fused:
     config, weights = stored(tmp_path, QWEN3)
     shape, eps = config.layers[0].attention, config.layers[0].norm.eps
     assert isinstance(shape, AttentionConfig) and shape.qk_norm is not None
-    x = normal(2, 3, shape.num_heads + shape.num_kv_heads, 8)
-    q, k = mx.split(x, [shape.num_heads], axis=2)
+    x = normal(2, shape.num_heads + shape.num_kv_heads, 3, 8)
+    q, k = mx.split(x, [shape.num_heads], axis=1)
     apart = [
         rms_norm(heads, weights.tensor(f"{ATTENTION}.{name}.weight"), eps, fused=fused)
         for heads, name in ((q, "q_norm"), (k, "k_norm"))
     ]
     together = HeadNorm(ATTENTION, shape, shape.qk_norm, weights, replace(ModelFeatures(), fused_norm=fused))(x)
-    assert close(together, mx.concatenate(apart, axis=2), 1e-6)
+    assert close(together, mx.concatenate(apart, axis=1), 1e-6)
 
 
 def test_projections_are_the_same_as_one_product_and_one_after_another(tmp_path: Path) -> None:

@@ -167,5 +167,5 @@ class TinyKvPagedStep:
 
 def _written(array: mx.array, slots: mx.array, new: mx.array) -> mx.array:
     """Return a pool's array with new (rows, kv_heads, 1, head_dim) in `slots` (rows,): one kernel, in place."""
-    new = new[:, :, 0].swapaxes(0, 1)
+    new = new[:, :, 0].swapaxes(0, 1) if new.shape[0] > 1 else new.squeeze(0)  # the same, with less to build
     return mx.put_along_axis(array, mx.broadcast_to(slots[None, :, None], new.shape), new, axis=1)

@@ -56,37 +56,46 @@ class Attention:
 
         Attention is causal (and as far as the layer sees) unless `mask`, as `cache.attend` takes it, is given.
         """
-        batch, seq, _ = x.shape
-        heads = self._project(x).reshape(batch, seq, -1, self._head_dim)
-        qk, *others = mx.split(heads, self._ends, axis=2)
+        qk, *others = mx.split(by_heads(self._project(x), self._head_dim), self._ends, axis=1)
         v = self._values(qk, others)
         if self._norm is not None and not self._normed_last:
             qk = self._norm(qk)
         if self._clip is not None:
             qk = mx.clip(qk, -self._clip, self._clip)
-        qk = qk.swapaxes(1, 2)
         if self._rope is not None:
             qk = self._rope(qk, offset)
         if self._norm is not None and self._normed_last:
-            qk = self._norm(qk.swapaxes(1, 2)).swapaxes(1, 2)
+            qk = self._norm(qk)
         q, k = mx.split(qk, [self._heads], axis=1) if self._has_keys else (qk, None)
         if self._query_scaling is not None:
             q = scaled_queries(q, offset, self._query_scaling)
-        attended = (cache or TinyKvFullCache()).attend(q, k, v, self._spec, mask).swapaxes(1, 2)
+        attended = (cache or TinyKvFullCache()).attend(q, k, v, self._spec, mask)
         if others:  # a gate
             attended = attended * mx.sigmoid(others[0])
-        return self._output(attended.reshape(batch, seq, -1))
+        return self._output(side_by_side(attended))
 
     def _values(self, qk: mx.array, others: list[mx.array]) -> mx.array | None:
         """Return the values (batch, kv_heads, seq, head_dim): the first of the `others`, or the keys, or none."""
         if not self._has_keys:
             return None
-        v = others.pop(0) if self._has_values else qk[:, :, self._heads :]
+        v = others.pop(0) if self._has_values else qk[:, self._heads :]
         if self._clip is not None:
             v = mx.clip(v, -self._clip, self._clip)
-        if self._value_norm is not None:
-            v = self._value_norm(v)
-        return v.swapaxes(1, 2)
+        return v if self._value_norm is None else self._value_norm(v)
+
+
+def by_heads(x: mx.array, head_dim: int) -> mx.array:
+    """Part x (batch, seq, heads * head_dim) into (batch, heads, seq, head_dim)."""
+    batch, seq, _ = x.shape
+    if seq == 1:  # the same order of numbers: a decode step has one operation less to build
+        return x.reshape(batch, -1, 1, head_dim)
+    return x.reshape(batch, seq, -1, head_dim).swapaxes(1, 2)
+
+
+def side_by_side(heads: mx.array) -> mx.array:
+    """Join heads (batch, heads, seq, head_dim) to (batch, seq, heads * head_dim)."""
+    batch, _, seq, _ = heads.shape
+    return (heads if seq == 1 else heads.swapaxes(1, 2)).reshape(batch, seq, -1)
 
 
 def make_rope(shape: AttentionConfig | LatentAttentionConfig, features: ModelFeatures) -> Rope | None:
@@ -130,10 +139,10 @@ class HeadNorm:
         counts = [("q_norm", shape.num_heads), ("k_norm", shape.num_kv_heads)][: 1 if shape.source is not None else 2]
 
         def table(read: Callable[[str], mx.array | None]) -> mx.array | None:
-            """Return a row for each head, of q and then of k."""
+            """Return (heads + kv_heads, 1, head_dim), of q and then of k."""
             found = [(read(f"{prefix}.{module}"), heads) for module, heads in counts]
             rows = [mx.broadcast_to(array, (heads, shape.head_dim)) for array, heads in found if array is not None]
-            return mx.concatenate(rows) if rows else None
+            return mx.concatenate(rows)[:, None] if rows else None
 
         self._weight = table(lambda module: read_weight(module, norm.norm, weights))
         self._bias = table(lambda module: weights.tensor(f"{module}.bias") if norm.norm.bias else None)
@@ -143,7 +152,7 @@ class HeadNorm:
         self._fused = features.fused_norm
 
     def __call__(self, x: mx.array) -> mx.array:
-        """Map x (batch, seq, heads + kv_heads, head_dim) to the same shape."""
+        """Map x (batch, heads + kv_heads, seq, head_dim) to the same shape."""
         if self._layer_norm:
             normal = layer_norm(x, None, None, self._eps, fused=self._fused)
         else:
@@ -164,13 +173,10 @@ class WholeNorm:
         self._heads = shape.num_heads
 
     def __call__(self, x: mx.array) -> mx.array:
-        """Map x (batch, seq, heads + kv_heads, head_dim) to the same shape."""
-        parts = mx.split(x, [self._heads][: len(self._norms) - 1], axis=2)
-        normal = [
-            norm(part.reshape(*x.shape[:2], -1)).reshape(part.shape)
-            for norm, part in zip(self._norms, parts, strict=True)
-        ]
-        return mx.concatenate(normal, axis=2)
+        """Map x (batch, heads + kv_heads, seq, head_dim) to the same shape."""
+        parts = mx.split(x, [self._heads][: len(self._norms) - 1], axis=1)
+        normal = [norm(side_by_side(part)) for norm, part in zip(self._norms, parts, strict=True)]
+        return mx.concatenate([by_heads(part, x.shape[-1]) for part in normal], axis=1)
 
 
 def make_qk_norm(

@@ -19,7 +19,7 @@ from tinyllm.config.tensors import SPLIT_LATENTS
 from tinyllm.errors import ConfigError
 from tinyllm.kv.cache import LayerCache
 from tinyllm.kv.full import TinyKvFullCache
-from tinyllm.model.attention import make_rope, make_spec, scaled_queries
+from tinyllm.model.attention import by_heads, make_rope, make_spec, scaled_queries, side_by_side
 from tinyllm.model.linear import Linear
 from tinyllm.model.norm import Norm, make_norm
 from tinyllm.ops.features import ModelFeatures
@@ -59,11 +59,11 @@ class LatentAttention:
         mask: mx.array | None = None,
     ) -> mx.array:
         """Map x (batch, seq, hidden), which starts at position `offset`, to the same shape, through `cache`."""
-        shape, (batch, seq, _) = self._shape, x.shape
+        shape, seq = self._shape, x.shape[1]
         q = x
         for step in self._query:
             q = step(q)
-        q = q.reshape(batch, seq, shape.num_heads, -1).swapaxes(1, 2)
+        q = by_heads(q, q.shape[-1] // shape.num_heads)
         plain, turned = mx.split(q, [shape.plain_dim], axis=-1)
         latent, key = mx.split(self._latent(x), [shape.latent_rank], axis=-1)
         latent = self._latent_norm(latent)
@@ -76,7 +76,7 @@ class LatentAttention:
         k = mx.concatenate([latent[:, None], key], axis=-1)
         attended = (cache or TinyKvFullCache()).attend(q, k, None, expanding or self._spec, mask)
         values = attended if expanding else attended @ self._values.swapaxes(-1, -2)
-        return self._output(values.swapaxes(1, 2).reshape(batch, seq, -1))
+        return self._output(side_by_side(values))
 
     def _expand(self, stored: mx.array) -> tuple[mx.array, mx.array]:
         """Make of latents with their keys (batch, 1, keys, latent_rank + dims) keys and values of all heads."""

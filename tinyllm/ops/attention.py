@@ -98,10 +98,14 @@ def attention_polynomial(q: mx.array, k: mx.array, v: mx.array, spec: AttentionS
     rows = (batch, kv_heads, heads // kv_heads * seq)
     if seq > 1:  # one query has few scores, which a compiled step scales and masks at once
         q = q * spec.scale
-    scores = (q.reshape(*rows, head_dim) @ k.swapaxes(-1, -2)).reshape(batch, heads, seq, keys)
+    scores = q.reshape(*rows, head_dim) @ k.swapaxes(-1, -2)
+    by_head = seq > 1 or spec.sinks is not None or not _is_of_all_heads(mask)
+    if by_head:
+        scores = scores.reshape(batch, heads, seq, keys)
     weights, total = _weights(scores if seq > 1 else scores * spec.scale, spec, mask)
-    attended = weights.reshape(*rows, keys) @ v
-    return (attended / total.reshape(*rows, 1)).reshape(*q.shape[:-1], v.shape[-1])
+    if by_head:
+        weights, total = weights.reshape(*rows, keys), total.reshape(*rows, 1)
+    return (weights @ v / total).reshape(*q.shape[:-1], v.shape[-1])
 
 
 def attention_packed(q: mx.array, k: PackedHeads, v: PackedHeads, spec: AttentionSpec, mask: Mask) -> mx.array:
@@ -116,7 +120,10 @@ def attention_packed(q: mx.array, k: PackedHeads, v: PackedHeads, spec: Attentio
 
 
 def _weights(scores: mx.array, spec: AttentionSpec, mask: Mask) -> tuple[mx.array, mx.array]:
-    """Return exponentials of scores (batch, heads, seq, keys) in float32, and their sums (batch, heads, seq, 1)."""
+    """Return exponentials of scores (batch, heads, seq, keys) in float32, and their sums (batch, heads, seq, 1).
+
+    Where there is one query and nothing is said of single heads, also of (batch, kv_heads, queries of each, keys).
+    """
     scores = _masked(_capped(scores, spec), mask)
     most = scores.max(axis=-1, keepdims=True)
     sinks = None if spec.sinks is None else spec.sinks.astype(mx.float32)[:, None, None]
@@ -154,6 +161,11 @@ def _masked(scores: mx.array, mask: Mask) -> mx.array:
     if mask is None:
         return scores
     return mx.where(mask, scores, mx.finfo(mx.float32).min) if mask.dtype == mx.bool_ else scores + mask
+
+
+def _is_of_all_heads(mask: Mask) -> bool:
+    """Whether a mask is the same for each head, and so for heads and queries together where there is one query."""
+    return mask is None or not (isinstance(mask, str) or (mask.ndim > 2 and mask.shape[-3] > 1))
 
 
 def causal_mask(seq: int, keys: int, reach: Reach | None = None) -> mx.array:
