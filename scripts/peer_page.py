@@ -140,11 +140,10 @@ def products_text(products: Mapping[str, Any]) -> str:
         f"The matrix products of a step at batch 1, one after another with nothing between them, take"
         f" {alone * 1e3:.1f} ms; the whole step takes {step * 1e3:.1f} ms. They read"
         f" {products['bytes'] / 1e6:.0f} MB of weights, at {share:.0%} of the {products['bandwidth'] / 1e9:.1f} GB/s"
-        " that the memory was measured to give: no step that multiplies by this library can have a larger share, or"
-        f" give more than {1 / alone:.1f} tokens a second. The other {(step - alone) * 1e3:.1f} ms are some 280 small"
-        " operations and the host's work on graphs. On a CPU these run on the cores that the products run on: each"
-        " takes longer to be started than to be done, and none of it can be hidden behind the products, as it is on a"
-        " GPU."
+        f" that the memory was measured to give: a step that did nothing else would give {1 / alone:.1f} tokens a"
+        f" second. The other {(step - alone) * 1e3:.1f} ms are some 280 small operations, and the host's work: it"
+        " builds the graph of a step and hands over its operations on the cores that the products run on, so that none"
+        " of it can be hidden behind them, as it is on a GPU."
     )
 
 
@@ -159,7 +158,8 @@ METHOD = """\
   the process that the speeds are from. The command line is `tinyllm generate` or `mlx_lm generate`, from its start to
   its end, for one token after {start}.
 - mlx-lm as it is installed computes in the checkpoint's own dtype with what its wheels bring. Where the BLAS is
-  named, all have that library, and float32.
+  named, all have that library, and float32; tinyllm leaves it all but products of up to eight rows
+  (`tinyllm/blas_rows.py`).
 - A batch is read together by mlx-lm's `BatchGenerator`, and one prompt after another by tinyllm's engine.
 - mlx-lm ignores `rope_parameters` (as of 0.32.2): where a checkpoint has no top-level `rope_theta` it is given a copy
   that has one.

@@ -165,9 +165,12 @@ def test_a_library_that_cannot_be_loaded_gives_way_to_the_next(
         yield "OpenBLAS", str(tmp_path / "absent.so")
         yield "this process", ""
 
-    loads = blas._loads
+    def load_or_pretend(name: str, library: str, by_rows: bool) -> Blas | None:
+        return load(name, library, by_rows=by_rows) if library else Blas(name, library)
+
+    load = blas._load
     monkeypatch.setattr(blas, "_candidates", candidates)
-    monkeypatch.setattr(blas, "_loads", lambda library, by_rows: not library or loads(library, by_rows=by_rows))
+    monkeypatch.setattr(blas, "_load", load_or_pretend)
     assert load_blas({}) == Blas("this process", "")
 
 

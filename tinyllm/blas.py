@@ -23,10 +23,14 @@ logger = logging.getLogger("tinyllm")
 
 @dataclass(frozen=True)
 class Blas:
-    """The library in use: its name, and what it was loaded from where that is known."""
+    """The library in use: its name, what it was loaded from where that is known, and whether it has few rows to do.
+
+    It has none of them where `blas_rows` multiplies those.
+    """
 
     name: str
     path: str | None = None
+    few_rows: bool = True
 
 
 def load_blas(environ: Mapping[str, str] = os.environ) -> Blas:
@@ -48,8 +52,9 @@ def load_blas(environ: Mapping[str, str] = os.environ) -> Blas:
         logger.warning("mlx was imported before tinyllm, so that no tuned BLAS can be loaded: import tinyllm first")
         return own
     for name, library in _candidates():
-        if _loads(library, by_rows=asked != "gemm"):
-            return Blas(name, library)
+        found = _load(name, library, by_rows=asked != "gemm")
+        if found is not None:
+            return found
     return own
 
 
@@ -69,20 +74,20 @@ def _candidates() -> Iterator[tuple[str, str]]:
     yield "OpenBLAS", "libopenblas.so.0"
 
 
-def _loads(library: str, *, by_rows: bool) -> bool:
+def _load(name: str, library: str, *, by_rows: bool) -> Blas | None:
+    """Load a library for the whole process; return None where it cannot be loaded."""
     for prepare in (None, _lend_gfortran):
         try:
             if prepare is not None:
                 prepare()
-            if by_rows:
-                load_rows(library)
+            others_do_rows = by_rows and load_rows(library)
             ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
         except OSError as error:
             if "libgfortran.so.5" not in str(error):
-                return False
+                return None
         else:
-            return True
-    return False
+            return Blas(name, library, few_rows=not others_do_rows)
+    return None
 
 
 def _lend_gfortran() -> None:
