@@ -142,8 +142,8 @@ def products_text(products: Mapping[str, Any]) -> str:
         f" {products['bytes'] / 1e6:.0f} MB of weights, at {share:.0%} of the {products['bandwidth'] / 1e9:.1f} GB/s"
         f" that the memory was measured to give: a step that did nothing else would give {1 / alone:.1f} tokens a"
         f" second. The other {(step - alone) * 1e3:.1f} ms are some 280 small operations, and the host's work: it"
-        " builds the graph of a step and hands over its operations on the cores that the products run on, so that none"
-        " of it can be hidden behind them, as it is on a GPU."
+        " builds the graph of a step and hands over its operations on the cores that the products run on, so that"
+        " none of it can be hidden behind them, as it is on a GPU."
     )
 
 
