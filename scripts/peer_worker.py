@@ -54,10 +54,11 @@ def load_tinyllm(path: str, settings: Mapping[str, Any]) -> tuple[Generate, dict
     from tinyllm._mx import BLAS, dtype_name, mx
     from tinyllm.bench.measure import run_once
     from tinyllm.bench.workload import Workload
+    from tinyllm.checkpoint.contents import read_contents
     from tinyllm.engine.load import EngineSettings, load_engine
 
     dtype = getattr(mx, settings["dtype"]) if "dtype" in settings else None
-    engine = load_engine(Path(path), EngineSettings(share=False, dtype=dtype))
+    engine = load_engine(read_contents(path), EngineSettings(share=False, dtype=dtype))
 
     def generate(prompts: Prompts, count: int) -> tuple[float, float]:
         length, rows = len(prompts[0]), len(prompts)
@@ -175,9 +176,10 @@ def measure_turns(path: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     Of `settings`: "history" tokens are answered with "answer" of them, "message" come after that; "repetitions", and
     one more before them. Returns seconds, and how many tokens of the turn were there already.
     """
+    from tinyllm.checkpoint.contents import read_contents
     from tinyllm.engine.load import load_engine
 
-    engine = load_engine(Path(path))
+    engine = load_engine(read_contents(path))
     draw, vocab = random.Random(0), engine.model.config.vocab_size
     cold, warm, cached = [], [], 0
     for _ in range(settings["repetitions"] + 1):
@@ -261,11 +263,12 @@ def measure_products(path: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """
     from tinyllm._mx import mx
     from tinyllm.bench.machine import measure_bandwidth
+    from tinyllm.checkpoint.contents import read_contents
     from tinyllm.checkpoint.weights import DenseWeight
     from tinyllm.engine.load import load_engine
     from tinyllm.engine.request import Request
 
-    engine = load_engine(Path(path))
+    engine = load_engine(read_contents(path))
     model = engine.model
     looked_up = None if model.config.tie_word_embeddings else model.embed_tokens
     parts = (part for own in vars(model).values() if own is not looked_up for part in parts_of(own))

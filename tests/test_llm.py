@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 import tiny
 
 from tinyllm._mx import mx
+from tinyllm.checkpoint.contents import Contents, read_contents
 from tinyllm.config.generation import GenerationConfig
 from tinyllm.engine.request import SamplingParams
 from tinyllm.errors import ChatTemplateError, ConfigError, ModelNotFoundError, UnsafePathError, UsageError
@@ -44,6 +46,20 @@ def test_chunks_join_to_the_answer_and_the_last_one_has_the_figures(llm: LLM) ->
     assert statistics.prompt_tokens == len(llm.tokenizer.encode_chat(USER))
     assert 0 < statistics.ttft_s <= statistics.total_s
     assert statistics.kv_bytes > 0 and statistics.peak_bytes > 0
+
+
+def test_headers_are_forgotten_once_the_model_is_loaded(scripted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[weakref.ref[Contents]] = []
+
+    def noted(path: Path) -> Contents:
+        contents = read_contents(path)
+        read.append(weakref.ref(contents))
+        return contents
+
+    monkeypatch.setattr("tinyllm.llm.read_contents", noted)
+    with LLM(scripted):
+        gc.collect()
+        assert [contents() for contents in read] == [None]
 
 
 def test_text_collects_an_answer(llm: LLM) -> None:

@@ -11,6 +11,7 @@ import gguf
 import pytest
 
 from tinyllm._mx import mx
+from tinyllm.checkpoint.contents import read_contents
 from tinyllm.checkpoint.weights import WeightStore
 from tinyllm.hub.embedded import SMOLLM2_135M, _download
 from tinyllm.model.load import load_model, open_model
@@ -37,7 +38,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def test_ids_are_those_of_the_folder(file: Path, real_model: Path) -> None:
-    ours, theirs = Tokenizer.from_path(file), Tokenizer.from_path(real_model)
+    ours, theirs = Tokenizer.of(read_contents(file)), Tokenizer.from_folder(real_model)
     assert (ours.bos_id, ours.eos_ids, ours.special_ids) == (theirs.bos_id, theirs.eos_ids, theirs.special_ids)
     for text in TEXTS:
         for special in (True, False):
@@ -58,9 +59,9 @@ def test_weights_are_those_of_the_library(file: Path) -> None:
 
 def test_logits_packed_and_unpacked_agree_and_are_close_to_the_folder(file: Path, real_model: Path) -> None:
     """The folder has the same weights rounded to bfloat16: 8e-5 nats of divergence were measured."""
-    ids = mx.array([Tokenizer.from_path(real_model).encode(TEXTS[0])])
+    ids = mx.array([Tokenizer.from_folder(real_model).encode(TEXTS[0])])
     dense = load_model(file, dtype=mx.float32)(ids)[0]
-    opened = open_model(file, dtype=mx.float32)
+    opened = open_model(read_contents(file), dtype=mx.float32)
     weights = WeightStore.from_path(file).cast(mx.float32)
     packed = type(opened)(opened.config, weights, opened.features, mx.float32).load()(ids)[0]
     assert (mx.abs(packed - dense).max() / mx.std(dense)).item() <= 1e-3

@@ -16,7 +16,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypedDict, cast, overload
 
 from tinyllm._mx import mx
-from tinyllm.checkpoint.contents import read_config
+from tinyllm.checkpoint.contents import Contents, read_contents
 from tinyllm.checkpoint.files import checked_file
 from tinyllm.checkpoint.gguf_header import is_gguf
 from tinyllm.config.generation import FILE as GENERATION_CONFIG
@@ -168,8 +168,9 @@ class LLM:
                 checked_file(self.path, name)
         elif not is_gguf(self.path):
             raise ModelNotFoundError(f"{self.path}: there is no such folder, nor a GGUF file")
-        self.config = read_config(self.path)
-        self.tokenizer = Tokenizer.from_path(self.path)
+        contents = read_contents(self.path)
+        self.config = contents.config
+        self.tokenizer = Tokenizer.of(contents)
         generation = GenerationConfig.from_folder(self.path)
         self.stop_ids = frozenset(self.config.eos_token_ids) | set(generation.eos_token_ids) | self.tokenizer.eos_ids
         self._defaults = _checked_defaults(generation.sampling, self.path / GENERATION_CONFIG)
@@ -185,7 +186,7 @@ class LLM:
         )
         chosen_device = _choose("device", device, DEVICES)
         # Bound to values: one that referred to `self` would let the engine's thread keep this object alive.
-        self._worker = EngineWorker(partial(_load, self.path, settings, chosen_device))
+        self._worker = EngineWorker(partial(_load, contents, settings, chosen_device))
         self.plan = self._worker.call(_plan_of)
         self.load_s = perf_counter() - started
 
@@ -409,12 +410,12 @@ def _choose(what: str, name: str | None, known: Mapping[str, Any]) -> Any:
     return None if name is None else known[name]
 
 
-def _load(path: Path, settings: EngineSettings, device: mx.DeviceType | None) -> Engine:
+def _load(contents: Contents, settings: EngineSettings, device: mx.DeviceType | None) -> Engine:
     if device is not None:
         if not mx.is_available(mx.Device(device)):
             raise BackendError("MLX has no GPU on this machine: leave --device out, or say cpu")
         mx.set_default_device(mx.Device(device))
-    return load_engine(path, settings)
+    return load_engine(contents, settings)
 
 
 def _save_prefix(folder: Path, prompt_token_ids: tuple[int, ...], path: Path, engine: Engine) -> int:

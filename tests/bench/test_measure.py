@@ -15,6 +15,7 @@ from tinyllm.bench.modes import MEASURED
 from tinyllm.bench.result import Sample, Subject
 from tinyllm.bench.subject import load_subject
 from tinyllm.bench.workload import Workload
+from tinyllm.checkpoint.contents import read_contents
 from tinyllm.engine.request import Output
 from tinyllm.kv.paged import PAGE_SIZE
 
@@ -134,7 +135,7 @@ def test_a_warm_up_stays_within_the_context() -> None:
 
 def test_fault_46_a_model_that_says_its_end_at_once_still_makes_exactly_128(tmp_path: Path) -> None:
     folder = tiny.write_scripted_checkpoint(tmp_path, [tiny.EOS], end=tiny.EOS)
-    loaded, engine = load_subject("biased", folder)
+    loaded, engine = load_subject("biased", read_contents(folder))
     ids: list[int | None] = []
     step = engine.step
 
@@ -152,7 +153,7 @@ def test_fault_46_a_model_that_says_its_end_at_once_still_makes_exactly_128(tmp_
 
 
 def test_peak_memory_is_of_the_run_and_the_cache_as_held(tiny_checkpoint: Path) -> None:
-    loaded, engine = load_subject("tiny", tiny_checkpoint)
+    loaded, engine = load_subject("tiny", read_contents(tiny_checkpoint))
     big = mx.zeros((1 << 22,))
     mx.eval(big)
     del big
@@ -164,7 +165,7 @@ def test_peak_memory_is_of_the_run_and_the_cache_as_held(tiny_checkpoint: Path) 
 @pytest.mark.parametrize("features", MEASURED)
 def test_rows_of_every_mode_compute_all_of_their_prompts(tiny_checkpoint: Path, features: str) -> None:
     workload = Workload(0, 4, depth=40, batch=3)
-    loaded, engine = load_subject("tiny", tiny_checkpoint, MEASURED[features], [workload])
+    loaded, engine = load_subject("tiny", read_contents(tiny_checkpoint), MEASURED[features], [workload])
     seen: list[Output] = []
     step = engine.step
 
@@ -185,7 +186,7 @@ def test_rows_of_every_mode_compute_all_of_their_prompts(tiny_checkpoint: Path, 
 def test_scattered_pages_never_lie_side_by_side(tmp_path: Path) -> None:
     folder = tiny.write_checkpoint(tmp_path, config_overrides={"max_position_embeddings": 4096})
     workload = Workload(0, 2, depth=1000, batch=2)
-    _, engine = load_subject("tiny", folder, MEASURED["scattered"], [workload])
+    _, engine = load_subject("tiny", read_contents(folder), MEASURED["scattered"], [workload])
     manager = engine.pools.manager
     for _ in range(3):  # also when pages have been given back
         rows = [manager.open(()) for _ in range(2)]

@@ -10,6 +10,7 @@ from tinyllm.bench.memory import check_memory, kv_bytes_per_token, kv_bytes_read
 from tinyllm.bench.modes import MEASURED
 from tinyllm.bench.subject import load_subject
 from tinyllm.bench.workload import Workload
+from tinyllm.checkpoint.contents import read_contents
 from tinyllm.config.config import Config
 from tinyllm.errors import DoesNotFitError
 
@@ -48,7 +49,7 @@ def test_held_bytes_are_those_of_the_tensors(tmp_path, tied: bool, features: str
     overrides = {"tie_word_embeddings": tied}
     tensors = tiny.random_tensors(tiny.config(**overrides))
     folder = tiny.write_checkpoint(tmp_path, config_overrides=overrides, tensors=tensors)
-    subject, engine = load_subject("tiny", folder, MEASURED[features])
+    subject, engine = load_subject("tiny", read_contents(folder), MEASURED[features])
     weights = sum(array.nbytes for array in tensors.values())
     rope = 2 * (8 // 2) * 4  # each layer has its wavelengths
     embedding = tensors["model.embed_tokens.weight"].nbytes

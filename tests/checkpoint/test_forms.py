@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from tinyllm._mx import mx
 from tinyllm.anatomy.subject import open_subject
 from tinyllm.checkpoint import weights
+from tinyllm.checkpoint.contents import read_contents
 from tinyllm.checkpoint.forms import TYPES_OF_PARTS, MadeTensor
 from tinyllm.checkpoint.quantization import make
 from tinyllm.checkpoint.safetensors_header import BITS, TensorInfo, read_safetensors_header
@@ -459,7 +460,7 @@ def test_gpt_oss_own_blocks(tmp_path: Path) -> None:
         for features in (ModelFeatures(), ModelFeatures.reference())
     ]
     assert max(np.abs(each - found[-1]).max() for each in found) <= 2e-5 * found[-1].std()
-    assert summarize(folder).quantization == "mxfp4"
+    assert summarize(read_contents(folder)).quantization == "mxfp4"
 
 
 def test_numbers_of_eight_bits_are_all_right(tmp_path: Path) -> None:
@@ -634,7 +635,7 @@ def test_eight_bit_numbers_that_config_says_nothing_of_are_refused(tmp_path: Pat
 )
 def test_summary_and_anatomy_know_the_form(name: str, label: str, told: str, bits: float, tmp_path: Path) -> None:
     folder = changed(tmp_path, name, lambda tensors: None, tmp_path)
-    assert summarize(folder).quantization == label
+    assert summarize(read_contents(folder)).quantization == label
     subject = open_subject(str(folder), report=lambda line: None)
     assert not subject.problems and subject.table is not None
     headers = [read_safetensors_header(file) for file in folder.glob("*.safetensors")]

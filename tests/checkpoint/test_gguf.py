@@ -10,7 +10,7 @@ import pytest
 from gguf_files import DENSE, write_pair
 
 from tinyllm._mx import mx
-from tinyllm.checkpoint.contents import read_config
+from tinyllm.checkpoint.contents import read_contents
 from tinyllm.checkpoint.gguf_tensors import GROUP
 from tinyllm.checkpoint.summary import summarize
 from tinyllm.checkpoint.weights import DenseWeight, QuantizedWeight, WeightStore
@@ -35,7 +35,7 @@ REPACKED = (
 
 
 def logits(path: Path, *, expand: bool) -> mx.array:
-    opened = open_model(path, ModelFeatures.reference(), dtype=mx.float32)
+    opened = open_model(read_contents(path), ModelFeatures.reference(), dtype=mx.float32)
     weights = WeightStore.from_path(path).cast(mx.float32, expand=expand)
     model = type(opened)(opened.config, weights, opened.features, mx.float32).load()
     return model(mx.array([[1, 5, 250, 7, 7, 42, 3]]))[0]
@@ -110,7 +110,7 @@ def test_a_matrix_at_a_time(tmp_path: Path) -> None:
 
 def test_what_a_file_is_said_to_be(tmp_path: Path) -> None:
     file, folder = write_pair(tmp_path, Type.Q4_0)
-    assert read_config(file).quantization is not None
-    assert read_config(file).layers == read_config(folder).layers
+    assert read_contents(file).config.quantization is not None
+    assert read_contents(file).config.layers == read_contents(folder).config.layers
     with pytest.raises(Exception, match=r"model\.gguf"):
-        summarize(file.with_name("other") / "model.gguf")
+        summarize(read_contents(file.with_name("other") / "model.gguf"))

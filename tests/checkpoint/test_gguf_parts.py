@@ -13,7 +13,7 @@ from golden_cases import TOLERANCE, difference, expected
 
 from tinyllm._mx import mx
 from tinyllm.anatomy.subject import open_subject
-from tinyllm.checkpoint.contents import read_config
+from tinyllm.checkpoint.contents import read_contents
 from tinyllm.checkpoint.gguf_header import read_gguf_header
 from tinyllm.checkpoint.gguf_parts import first_parts, part_names, parts_of, read_gguf_parts
 from tinyllm.convert.convert import convert
@@ -49,18 +49,20 @@ def test_logits_are_those_of_the_whole_file_from_any_of_its_parts(metadata_alone
 
 def test_factors_stand_in_any_part(tmp_path: Path) -> None:
     whole = convert_golden("llama-llama3", tmp_path / "model.gguf")
-    wanted = read_config(whole)
+    wanted = read_contents(whole).config
     names = list(read_gguf_header(whole).tensors)
     files = split_gguf(whole, len(names) // 2)
     assert "rope_freqs.weight" not in read_gguf_header(files[0]).tensors
-    assert read_config(files[0]) == wanted
+    assert read_contents(files[0]).config == wanted
 
 
 def test_what_asks_for_a_path_takes_a_part(tmp_path: Path) -> None:
     whole = convert_golden("llama", tmp_path / "whole.gguf", tokenizer=True)
     files = parts(tmp_path)
     assert _weights_digest(files[1]) == _weights_digest(whole)
-    assert Tokenizer.from_path(files[2]).encode("one two") == Tokenizer.from_path(whole).encode("one two")
+    assert Tokenizer.of(read_contents(files[2])).encode("one two") == Tokenizer.of(read_contents(whole)).encode(
+        "one two"
+    )
     subject = open_subject(str(files[1]), report=lambda line: None)
     assert (subject.name, subject.files) == (files[0].name, len(files))
     assert subject.filed == len(read_gguf_header(whole).tensors)

@@ -10,6 +10,7 @@ import pytest
 import tiny
 
 from tinyllm import hardware
+from tinyllm.checkpoint.contents import read_contents
 from tinyllm.checkpoint.forms import TYPES_OF_PARTS
 from tinyllm.checkpoint.summary import summarize
 from tinyllm.checkpoint.tensor_table import READABLE
@@ -40,13 +41,13 @@ def test_dense_weights_are_counted_as_stored_on_a_gpu_and_in_float32_on_a_cpu(
 ) -> None:
     half = tiny.write_checkpoint(tmp_path / "half", dtype="BF16")
     monkeypatch.setattr(hardware, "has_gpu_backend", lambda: True)
-    on_gpu = summarize(half)
+    on_gpu = summarize(read_contents(half))
     monkeypatch.setattr(hardware, "has_gpu_backend", lambda: False)
-    on_cpu = summarize(half)
+    on_cpu = summarize(read_contents(half))
     assert (on_gpu.family, on_gpu.quantization) == ("llama", "bf16")
     assert (on_gpu.memory_bytes, on_cpu.memory_bytes) == (2 * elements(half), 4 * elements(half))
-    assert summarize(half, itemsize=2).memory_bytes == 2 * elements(half)
-    assert summarize(half, itemsize=4, on_cpu=False).memory_bytes == 4 * elements(half)
+    assert summarize(read_contents(half), itemsize=2).memory_bytes == 2 * elements(half)
+    assert summarize(read_contents(half), itemsize=4, on_cpu=False).memory_bytes == 4 * elements(half)
 
 
 def test_packed_weights_stay_packed_where_their_float32_takes_half_of_the_memory(
@@ -60,16 +61,16 @@ def test_packed_weights_stay_packed_where_their_float32_takes_half_of_the_memory
     monkeypatch.setattr(hardware, "has_gpu_backend", lambda: False)
     for available, taken in ((2 * dense, in_float32), (2 * dense + 2, dense)):
         monkeypatch.setattr(hardware, "available_memory", lambda available=available: available)
-        assert summarize(packed).memory_bytes == taken
+        assert summarize(read_contents(packed)).memory_bytes == taken
     monkeypatch.setattr(hardware, "has_gpu_backend", lambda: True)
-    assert summarize(packed).memory_bytes == stored
-    assert summarize(packed).quantization == "4-bit"
+    assert summarize(read_contents(packed)).memory_bytes == stored
+    assert summarize(read_contents(packed)).quantization == "4-bit"
 
 
 def test_a_folder_without_tokenizer_json_is_refused_with_what_it_has_instead(packed: Path) -> None:
     (packed / "tokenizer.json").rename(packed / "tokenizer.model")
     with pytest.raises(TokenizerError, match=r"has no tokenizer\.json, only tokenizer\.model, which"):
-        summarize(packed)
+        summarize(read_contents(packed))
 
 
 def test_the_types_that_a_header_may_have_are_those_that_are_read() -> None:

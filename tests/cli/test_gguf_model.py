@@ -10,6 +10,11 @@ import tiny
 from gguf_files import convert_tiny, split_gguf
 from machine import Machine
 from process import tinyllm
+from typer.testing import CliRunner
+
+from tinyllm.checkpoint import gguf_parts
+from tinyllm.checkpoint.gguf_header import GgufHeader, read_gguf_header
+from tinyllm.cli.app import app
 
 ANSWER = " one two three"
 REPO = "org/tiny-GGUF"
@@ -43,6 +48,34 @@ def test_a_file_is_compared_with_itself(file: Path) -> None:
     done = tinyllm("perplexity", file, "--limit", "20", "--against", file, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["against"]["divergence"]["greatest"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "times"),
+    [
+        (["generate", "count", "-m", "{file}"], 1),
+        (["perplexity", "{file}", "--limit", "20"], 1),
+        (["perplexity", "{file}", "--limit", "20", "--against", "{file}"], 2),
+        (["bench", "-m", "{file}", "-p", "8", "-n", "0", "-r", "1", "--features", "eager,scattered"], 1),
+        (["inspect", "{file}"], 1),
+        (["convert", "{file}", "{target}"], 1),
+    ],
+    ids=lambda value: " ".join(value[:1]) if isinstance(value, list) else None,
+)
+def test_the_header_of_each_model_is_read_once(
+    arguments: list[str], times: int, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+
+    def counted(path: Path) -> GgufHeader:
+        read.append(path)
+        return read_gguf_header(path)
+
+    monkeypatch.setattr(gguf_parts, "read_gguf_header", counted)
+    given = [argument.format(file=file, target=tmp_path / "folder") for argument in arguments]
+    done = CliRunner().invoke(app, given)
+    assert done.exit_code == 0, done.stderr
+    assert read == [file] * times
 
 
 def test_what_is_no_such_file_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from golden_cases import GOLDEN, TOLERANCE, difference, expected
 from process import tinyllm
 
 from tinyllm._mx import mx
-from tinyllm.checkpoint.contents import read_config
+from tinyllm.checkpoint.contents import read_contents
 from tinyllm.checkpoint.files import find_weight_files
 from tinyllm.checkpoint.safetensors_header import read_safetensors_header
 from tinyllm.checkpoint.weights import WeightStore
@@ -58,8 +58,8 @@ def json_of(folder: Path, name: str) -> dict[str, Any]:
 def test_names_shapes_and_logits_are_those_that_were_published(name: str, tmp_path: Path) -> None:
     file = convert_golden(name, tmp_path / "model.gguf", tokenizer=True)
     convert(file, tmp_path / "folder")
-    config = read_config(file)
-    assert replace(read_config(tmp_path / "folder"), dtype=None) == config
+    config = read_contents(file).config
+    assert replace(read_contents(tmp_path / "folder").config, dtype=None) == config
     tied = config.tie_word_embeddings
     wanted = {key: shape for key, shape in shapes(GOLDEN / name).items() if not (tied and key == "lm_head.weight")}
     assert shapes(tmp_path / "folder") == wanted
@@ -127,7 +127,7 @@ def test_the_folder_reads_writes_and_answers_as_the_file(tmp_path: Path) -> None
     file = convert_tiny(scripted, tmp_path / "Tiny-F32.gguf")
     done = tinyllm("convert", file, tmp_path / "folder")
     assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'folder'}\n".encode()), done.stderr
-    source, copy = Tokenizer.from_path(file), Tokenizer.from_path(tmp_path / "folder")
+    source, copy = (Tokenizer.of(read_contents(path)) for path in (file, tmp_path / "folder"))
     for special in (False, True):
         ids = source.encode(TEXT, parse_special=special)
         assert copy.encode(TEXT, parse_special=special) == ids

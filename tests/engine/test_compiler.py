@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tinyllm.checkpoint.contents import read_contents
 from tinyllm.engine import compiler
 from tinyllm.engine.compiler import Compiler
 from tinyllm.engine.load import EngineSettings, load_engine
@@ -23,7 +24,7 @@ def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_compiler_an_engine_answers_and_says_so_once(
     tiny_checkpoint: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = load_engine(tiny_checkpoint)
+    engine = load_engine(read_contents(tiny_checkpoint))
     engine.add(Request((40, 41, 42), 5))
     tokens = 0
     while engine.has_work:
@@ -37,7 +38,7 @@ def test_without_a_compiler_an_engine_answers_and_says_so_once(
 def test_nothing_is_said_where_nothing_is_to_be_compiled(
     tiny_checkpoint: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert not load_engine(tiny_checkpoint, EngineSettings(compiled=False)).compiler.available
+    assert not load_engine(read_contents(tiny_checkpoint), EngineSettings(compiled=False)).compiler.available
     assert caplog.text == ""
 
 
@@ -59,7 +60,7 @@ def test_a_kind_of_model_is_warmed_up_once(
     monkeypatch.setattr(KernelFolder, "remember", lambda self, name: known.add(name))
     caplog.set_level("INFO", logger="tinyllm")
     for _ in range(2):
-        engine = load_engine(tiny_checkpoint)
+        engine = load_engine(read_contents(tiny_checkpoint))
         assert not engine.has_work
         assert engine.pools.manager.hit_tokens == 0
         engine.scheduler.check_invariants()

@@ -15,6 +15,7 @@ from running import alone, ids, run
 from step_memory import bytes_of_steps
 
 from tinyllm._mx import mx
+from tinyllm.checkpoint.contents import read_contents
 from tinyllm.config.config import Config
 from tinyllm.doctor import ids_gap
 from tinyllm.engine.engine import Engine
@@ -218,7 +219,7 @@ def test_the_same_budget_holds_more_of_what_is_packed() -> None:
 
 @BITS
 def test_pages_take_what_the_plan_says(folder: Path, bits: int) -> None:
-    engine = load_engine(folder, EngineSettings(kv_bits=bits, compiled=False, kv_budget=2**20))
+    engine = load_engine(read_contents(folder), EngineSettings(kv_bits=bits, compiled=False, kv_budget=2**20))
     [answer] = run(engine, [Request(prompt(200), 2)])
     assert engine.plan is not None
     [pool], [kind] = engine.pools.pools, engine.plan.kinds
@@ -230,9 +231,9 @@ def test_pages_take_what_the_plan_says(folder: Path, bits: int) -> None:
 def test_fault_38_a_model_that_cannot_be_packed_is_named_before_it_is_loaded(tmp_path: Path) -> None:
     folder = tiny.write_checkpoint(tmp_path / "odd", config_overrides={"head_dim": 80})
     with pytest.raises(UnsupportedQuantizationError, match=r"^odd: keys and values of 80 elements .* --kv-bits out$"):
-        load_engine(folder, EngineSettings(kv_bits=8))
+        load_engine(read_contents(folder), EngineSettings(kv_bits=8))
     with pytest.raises(UsageError, match="8 or 4 bits, not 3"):
-        load_engine(folder, EngineSettings(kv_bits=3))
+        load_engine(read_contents(folder), EngineSettings(kv_bits=3))
 
 
 # ---------------------------------------------------------------- prefixes on disk

@@ -18,6 +18,7 @@ from hub_server import TOKEN, Hub
 from huggingface_hub import constants, file_download
 
 from tinyllm import hardware
+from tinyllm.checkpoint.contents import read_contents
 from tinyllm.checkpoint.summary import summarize
 from tinyllm.errors import (
     ConfigError,
@@ -106,7 +107,7 @@ def test_headers_of_all_parts_are_checked_before_any_is_downloaded(remote: Hub, 
     assert path.name == parts[0].name and model_name(path) == f"{REPO}:F32"
     assert [(path.parent / part.name).read_bytes() for part in parts] == [part.read_bytes() for part in parts]
     assert find_model(f"{REPO}:F32", offline=True) == path
-    assert summarize(path).family == "llama"
+    assert summarize(read_contents(path)).family == "llama"
     [entry] = (entry for entry in inventory.inventory() if entry.place == "hub cache")
     assert (entry.name, entry.problem) == (f"{REPO}:F32", None)
 
@@ -117,7 +118,7 @@ def test_a_pull_gives_a_folder_that_loads_with_the_files_as_they_were(published:
         path.name: path.read_bytes() for path in tiny_checkpoint.iterdir()
     }
     assert folder == cache.find_snapshot(REPO) and cache.why_incomplete(folder) is None
-    assert summarize(folder) == summarize(tiny_checkpoint)
+    assert summarize(read_contents(folder)) == summarize(read_contents(tiny_checkpoint))
 
 
 def test_only_the_files_that_are_needed_are_asked_for(remote: Hub, tmp_path: Path) -> None:
@@ -253,7 +254,7 @@ def test_a_refusal_is_word_for_word_that_of_loading_the_folder(remote: Hub, tmp_
     with_config(folder, num_hidden_layers=3)
     remote.add(REPO, folder)
     with pytest.raises(TinyllmError) as here:
-        summarize(folder)
+        summarize(read_contents(folder))
     with pytest.raises(TinyllmError) as there:
         pull()
     assert str(there.value) == str(here.value).replace(str(folder), REPO)

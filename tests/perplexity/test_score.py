@@ -12,6 +12,7 @@ import tiny
 from numpy.typing import NDArray
 
 from tinyllm._mx import mx
+from tinyllm.checkpoint.contents import read_contents
 from tinyllm.errors import DoesNotFitError, NonFiniteLogitsError, UsageError
 from tinyllm.model.load import load_model
 from tinyllm.perplexity import score as score_module
@@ -54,7 +55,7 @@ def test_losses_are_numpys(
     read = windows(len(IDS), *sizes)
     wanted = log_probabilities(folders[0], IDS, read)
     tokens = scored_tokens(read)
-    found = score(folders[0], IDS, read)
+    found = score(read_contents(folders[0]), IDS, read)
     assert np.abs(found + wanted[np.arange(len(tokens)), tokens]).max() < 2e-5
 
 
@@ -67,7 +68,7 @@ def test_a_comparison_is_numpys(
     monkeypatch.setattr(score_module, "_fit_together", lambda *models: together)
     read = windows(len(IDS), *sizes)
     p, q = (log_probabilities(folder, IDS, read) for folder in folders)
-    found = score_against(*folders, IDS, read)
+    found = score_against(*map(read_contents, folders), IDS, read)
     rows, tokens = np.arange(len(p)), scored_tokens(read)
     assert np.abs(found.losses + p[rows, tokens]).max() < 2e-5
     assert np.abs(found.other_losses + q[rows, tokens]).max() < 2e-5
@@ -77,7 +78,7 @@ def test_a_comparison_is_numpys(
 
 
 def test_a_model_is_like_itself(folders: tuple[Path, Path]) -> None:
-    found = score_against(folders[0], folders[0], IDS, windows(len(IDS), 16, 16))
+    found = score_against(read_contents(folders[0]), read_contents(folders[0]), IDS, windows(len(IDS), 16, 16))
     assert found.divergences.max() == 0
     assert found.agreeing.all()
     assert np.array_equal(found.losses, found.other_losses)
@@ -87,9 +88,9 @@ def test_a_model_is_like_itself(folders: tuple[Path, Path]) -> None:
 def test_what_a_packed_cache_costs_is_what_a_token_after_the_other_finds(bits: int, tmp_path: Path) -> None:
     folder = tiny.write_checkpoint(tmp_path, config_overrides={"head_dim": 32})
     ids, read = IDS[:24], windows(24, 24, 24)
-    found = score_against(folder, folder, ids, read, kv_bits=bits)
-    assert np.array_equal(found.losses, score(folder, ids, read, kv_bits=bits))
-    assert np.array_equal(found.other_losses, score(folder, ids, read))
+    found = score_against(read_contents(folder), read_contents(folder), ids, read, kv_bits=bits)
+    assert np.array_equal(found.losses, score(read_contents(folder), ids, read, kv_bits=bits))
+    assert np.array_equal(found.other_losses, score(read_contents(folder), ids, read))
     model = load_model(folder)
     caches = model.create_kv_cache("paged", 16, kv_bits=bits)
     rows = [model(mx.array([[token]]), i, caches)[0, 0] for i, token in enumerate(ids[:-1])]
@@ -103,7 +104,9 @@ def test_a_model_that_knows_nothing_is_as_good_as_a_draw(tmp_path: Path) -> None
     tensors = tiny.random_tensors(tiny.config())
     tensors["lm_head.weight"] *= 0
     folder = tiny.write_checkpoint(tmp_path, tensors=tensors)
-    assert perplexity(score(folder, IDS, windows(len(IDS), 16, 16))).value == pytest.approx(VOCAB, rel=1e-6)
+    assert perplexity(score(read_contents(folder), IDS, windows(len(IDS), 16, 16))).value == pytest.approx(
+        VOCAB, rel=1e-6
+    )
 
 
 def test_a_scripted_model_by_hand(tmp_path: Path) -> None:
@@ -112,13 +115,13 @@ def test_a_scripted_model_by_hand(tmp_path: Path) -> None:
     logit = 1 / math.sqrt(1 / VOCAB + tiny.CONFIG["rms_norm_eps"])
     right = -math.log(math.exp(logit) / (math.exp(logit) + VOCAB - 1))
     wrong = right + logit
-    losses = score(folder, [10, 11, 12, 10, 11], windows(5, 5, 5))
+    losses = score(read_contents(folder), [10, 11, 12, 10, 11], windows(5, 5, 5))
     assert losses == pytest.approx([right, right, wrong, right], abs=1e-4)
 
 
 def test_progress_ends_at_all(folders: tuple[Path, Path]) -> None:
     seen: list[int] = []
-    score(folders[0], IDS, windows(len(IDS), 16, 16), progress=seen.append)
+    score(read_contents(folders[0]), IDS, windows(len(IDS), 16, 16), progress=seen.append)
     assert seen == sorted(seen) and seen[-1] == len(scored_tokens(windows(len(IDS), 16, 16)))
 
 
@@ -127,7 +130,7 @@ def test_memory_does_not_grow_with_the_text(folders: tuple[Path, Path]) -> None:
     for ids in (IDS, IDS * 8):
         mx.clear_cache()
         mx.reset_peak_memory()
-        score_against(*folders, ids, windows(len(ids), 16, 16))
+        score_against(*map(read_contents, folders), ids, windows(len(ids), 16, 16))
         peaks.append(mx.get_peak_memory())
     assert peaks[1] <= peaks[0] * 1.1
 
@@ -137,13 +140,13 @@ def test_infinite_logits_are_told(tmp_path: Path) -> None:
     tensors["model.norm.weight"][:] = np.inf
     folder = tiny.write_checkpoint(tmp_path, tensors=tensors)
     with pytest.raises(NonFiniteLogitsError):
-        score(folder, IDS, windows(len(IDS), 16, 16))
+        score(read_contents(folder), IDS, windows(len(IDS), 16, 16))
 
 
 def test_other_vocabularies_cannot_be_compared(folders: tuple[Path, Path], tmp_path: Path) -> None:
     other = tiny.write_checkpoint(tmp_path, config_overrides={"vocab_size": 300})
     with pytest.raises(UsageError, match=r"has 288 tokens and .* 300"):
-        score_against(folders[0], other, IDS, windows(len(IDS), 16, 16))
+        score_against(read_contents(folders[0]), read_contents(other), IDS, windows(len(IDS), 16, 16))
 
 
 def test_what_is_kept_must_fit_the_disk(folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +154,7 @@ def test_what_is_kept_must_fit_the_disk(folders: tuple[Path, Path], monkeypatch:
     usage = score_module.shutil.disk_usage("/")
     monkeypatch.setattr(score_module.shutil, "disk_usage", lambda path: usage._replace(free=1000))
     with pytest.raises(DoesNotFitError, match=r"1\.0 kB free: use --limit"):
-        score_against(*folders, IDS, windows(len(IDS), 16, 16))
+        score_against(*map(read_contents, folders), IDS, windows(len(IDS), 16, 16))
 
 
 def test_the_text_of_the_package_is_long_and_plain() -> None:
@@ -168,14 +171,14 @@ def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
 
 
 def test_tokens_of_two_models_must_be_the_same(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    assert common_tokens("the one", list(folders), None) == tiny.token_ids("the one")
-    assert common_tokens("the one", list(folders), 1) == tiny.token_ids("the one")[:1]
+    assert common_tokens("the one", [*map(read_contents, folders)], None) == tiny.token_ids("the one")
+    assert common_tokens("the one", [*map(read_contents, folders)], 1) == tiny.token_ids("the one")[:1]
     other = tiny.write_checkpoint(tmp_path / "other")
     content = json.loads((other / "tokenizer.json").read_text())
     content["model"]["merges"] = []
     tiny.write_json(other / "tokenizer.json", content)
     with pytest.raises(UsageError, match="split the text into other tokens"):
-        common_tokens("the one", [folders[0], other], None)
+        common_tokens("the one", [read_contents(folders[0]), read_contents(other)], None)
 
 
 @pytest.mark.real_model
@@ -183,6 +186,6 @@ def test_the_embedded_model_is_better_on_english_than_on_its_reverse(real_model:
     text = read_text(DEFAULT_TEXT)[:400]
     values = []
     for each in (text, text[::-1]):
-        ids = common_tokens(each, [real_model], 40)
-        values.append(perplexity(score(real_model, ids, windows(40, 40, 40))).value)
+        ids = common_tokens(each, [read_contents(real_model)], 40)
+        values.append(perplexity(score(read_contents(real_model), ids, windows(40, 40, 40))).value)
     assert values[0] < 100 < values[1]

@@ -17,6 +17,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from tinyllm.checkpoint.gguf_cuts import CUTS
+from tinyllm.checkpoint.gguf_header import GgufHeader, read_gguf_header
 from tinyllm.checkpoint.gguf_tokenizer import read_tokenizer
 from tinyllm.errors import ChatTemplateError, TokenizerError
 from tinyllm.text.tokenizer import Tokenizer
@@ -39,6 +40,10 @@ def facts(kinds: Mapping[str, int], kind: str, /, **more: Any) -> dict[str, Any]
     """Return metadata: tokens with their types, and whatever else there is."""
     said = {"model": kind, "tokens": tuple(kinds), "token_type": tuple(kinds.values()), **more}
     return {f"tokenizer.ggml.{name}": value for name, value in said.items() if value is not None}
+
+
+def header(metadata: Mapping[str, Any]) -> GgufHeader:
+    return GgufHeader(FILE, metadata, {})
 
 
 def byte_level(**more: Any) -> dict[str, Any]:
@@ -83,7 +88,7 @@ def reference(cut: str) -> Backend:
 @pytest.mark.parametrize("cut", ["gpt-2", "smollm"])
 @pytest.mark.parametrize("text", TEXTS)
 def test_byte_level_ids_are_those_of_the_original(text: str, cut: str) -> None:
-    found = read_tokenizer(byte_level(pre=cut), FILE).backend
+    found = read_tokenizer(header(byte_level(pre=cut))).backend
     assert found.encode(text).ids == reference(cut).encode(text).ids
     assert found.decode(found.encode(text).ids, skip_special_tokens=False) == text.replace("e\u0301", "e\u0301")
 
@@ -93,12 +98,12 @@ def test_every_way_to_cut_text_loses_none_of_it(text: str) -> None:
     text = text.encode("utf-8", "replace").decode()
     for name, cut in CUTS.items():
         if not cut.composed:
-            backend = read_tokenizer(byte_level(pre=name, add_bos_token=False), FILE).backend
+            backend = read_tokenizer(header(byte_level(pre=name, add_bos_token=False))).backend
             assert backend.decode(backend.encode(text).ids, skip_special_tokens=False) == text
 
 
 def pieces(name: str, text: str) -> list[str]:
-    backend = read_tokenizer(byte_level(pre=name), FILE).backend
+    backend = read_tokenizer(header(byte_level(pre=name))).backend
     normal = backend.normalizer.normalize_str(text) if backend.normalizer else text
     return [normal[start:end] for _, (start, end) in backend.pre_tokenizer.pre_tokenize_str(normal)]
 
@@ -138,7 +143,7 @@ def test_text_is_cut_as_its_model_does(name: str, text: str, wanted: list[str]) 
 
 
 def test_pieces_are_merged_by_their_scores() -> None:
-    backend = read_tokenizer(sentencepiece(), FILE).backend
+    backend = read_tokenizer(header(sentencepiece())).backend
     assert backend.encode("the  the").tokens == ["<s>", "▁the", "▁", "▁the"]
     assert backend.encode("tthe").tokens == ["<s>", "▁", "t", "the"]
     assert backend.encode("é", add_special_tokens=False).tokens == ["▁", "<0xC3>", "<0xA9>"]
@@ -146,7 +151,7 @@ def test_pieces_are_merged_by_their_scores() -> None:
 
 
 def test_no_space_is_put_before_where_the_file_says_so() -> None:
-    backend = read_tokenizer(sentencepiece(add_space_prefix=False), FILE).backend
+    backend = read_tokenizer(header(sentencepiece(add_space_prefix=False))).backend
     assert backend.encode("the").tokens == ["<s>", "the"]
     assert backend.decode(backend.encode(" the").ids) == " the"
 
@@ -154,7 +159,7 @@ def test_no_space_is_put_before_where_the_file_says_so() -> None:
 @pytest.mark.parametrize(("bos", "eos"), [(None, None), (False, False), (True, True), (False, True)])
 def test_what_an_encoding_begins_and_ends_with(bos: bool | None, eos: bool | None) -> None:
     flags = {name: flag for name, flag in (("add_bos_token", bos), ("add_eos_token", eos)) if flag is not None}
-    found = Tokenizer(read_tokenizer(sentencepiece(**flags), FILE).backend)
+    found = Tokenizer(read_tokenizer(header(sentencepiece(**flags))).backend)
     begins, ends = bos is not False, bool(eos)
     wanted = [1] * begins + found.encode("the", add_special_tokens=False) + [2] * ends
     assert found.encode("the") == wanted
@@ -179,7 +184,7 @@ DAMAGED: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("metadata", "told"), DAMAGED, ids=[told for _, told in DAMAGED])
 def test_what_cannot_be_made_is_refused_by_name(metadata: dict[str, Any], told: str) -> None:
     with pytest.raises(TokenizerError, match=told) as failure:
-        read_tokenizer(metadata, FILE)
+        read_tokenizer(header(metadata))
     assert str(failure.value).startswith("model.gguf: ")
     assert str(failure.value).isprintable()
 
@@ -187,7 +192,7 @@ def test_what_cannot_be_made_is_refused_by_name(metadata: dict[str, Any], told: 
 def written(path: Path, template: str | None) -> Tokenizer:
     said = {name: list(value) if isinstance(value, tuple) else value for name, value in sentencepiece().items()}
     extra = {} if template is None else {"tokenizer.chat_template": template}
-    return Tokenizer.from_path(write_gguf(path, "llama", {**said, **extra}, {}))
+    return Tokenizer.from_gguf(read_gguf_header(write_gguf(path, "llama", {**said, **extra}, {})))
 
 
 def test_the_template_of_the_file_runs(tmp_path: Path) -> None:
@@ -227,7 +232,7 @@ def test_ids_are_those_of_published_tokenizers(name: str) -> None:
     """Written as llama.cpp's converter does; a SentencePiece file's scores are put in the order of its merges."""
     file = next(real_tokenizers.fetch(name).rglob("tokenizer.json"))
     original = Backend.from_file(str(file))
-    found = read_tokenizer(converted(json.loads(file.read_text(encoding="utf-8")), REAL[name]), FILE).backend
+    found = read_tokenizer(header(converted(json.loads(file.read_text(encoding="utf-8")), REAL[name]))).backend
     ours, theirs = Tokenizer(found), Tokenizer(original)
     for text in (*TEXTS, "def f(x):\n    return x**2\n\n", "CamelCase don'T ١٢٣ \u00a0 \t x", "<|im_start|>user"):
         for flags in ({}, {"parse_special": True}, {"add_special_tokens": False}):
@@ -258,5 +263,5 @@ def converted(spec: Mapping[str, Any], cut: str | None) -> dict[str, Any]:
 
 
 def test_normal_forms_are_those_of_the_original() -> None:
-    backend = read_tokenizer(byte_level(pre="qwen2"), FILE).backend
+    backend = read_tokenizer(header(byte_level(pre="qwen2"))).backend
     assert isinstance(backend.normalizer, normalizers.NFC)

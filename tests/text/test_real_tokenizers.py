@@ -18,7 +18,7 @@ EXPECTED = json.loads((Path(__file__).parent / "data" / "real_tokenizers.json").
 @pytest.fixture(scope="module", params=real_tokenizers.NAMES)
 def real(request):
     """A tokenizer, and what is expected of it."""
-    return Tokenizer.from_path(real_tokenizers.fetch(request.param)), EXPECTED["tokenizers"][request.param]
+    return Tokenizer.from_folder(real_tokenizers.fetch(request.param)), EXPECTED["tokenizers"][request.param]
 
 
 def digest(value):

@@ -221,7 +221,7 @@ def test_the_reasoning_that_a_prompt_opens_is_known():
 
 def test_a_folder_is_read(tmp_path):
     config = {"bos_token": None, "eos_token": {"content": "</s>"}, "pad_token": "<|im_end|>", "chat_template": CHATML}
-    tokenizer = Tokenizer.from_path(save(tmp_path, byte_level(), config))
+    tokenizer = Tokenizer.from_folder(save(tmp_path, byte_level(), config))
     assert tokenizer.bos_id is None
     assert tokenizer.eos_ids == {tokenizer.token_id("</s>")}
     assert tokenizer.pad_id == tokenizer.token_id("<|im_end|>")
@@ -230,7 +230,7 @@ def test_a_folder_is_read(tmp_path):
 
 
 def test_a_folder_with_tokenizer_json_alone_is_read(tmp_path):
-    tokenizer = Tokenizer.from_path(save(tmp_path, byte_level()))
+    tokenizer = Tokenizer.from_folder(save(tmp_path, byte_level()))
     assert tokenizer.eos_ids == frozenset()
     assert tokenizer.chat_template is None
 
@@ -244,7 +244,7 @@ def test_vocab_size_is_above_the_highest_id():
 @pytest.mark.parametrize("extra", [["<x>", "<y>"], {"x_token": "<x>", "y_token": "<y>"}])
 def test_extra_special_tokens_are_special_whatever_their_form(tmp_path, extra):
     """fault 14."""
-    tokenizer = Tokenizer.from_path(save(tmp_path, byte_level(), {"extra_special_tokens": extra}))
+    tokenizer = Tokenizer.from_folder(save(tmp_path, byte_level(), {"extra_special_tokens": extra}))
     assert set(ids(tokenizer, "<x>", "<y>")) <= tokenizer.special_ids
     assert tokenizer.decode(tokenizer.encode("a<x>b", parse_special=True)) == "ab"
 
@@ -252,7 +252,7 @@ def test_extra_special_tokens_are_special_whatever_their_form(tmp_path, extra):
 def test_extra_and_additional_special_tokens_are_both_kept(tmp_path):
     """fault 14."""
     config = {"extra_special_tokens": ["<x>"], "additional_special_tokens": ["<y>", {"content": "<think>"}]}
-    tokenizer = Tokenizer.from_path(save(tmp_path, byte_level(), config))
+    tokenizer = Tokenizer.from_folder(save(tmp_path, byte_level(), config))
     assert set(ids(tokenizer, "<x>", "<y>", "<think>")) <= tokenizer.special_ids
 
 
@@ -260,16 +260,16 @@ def test_a_token_of_the_config_alone_is_added_with_its_id(tmp_path):
     next_id = byte_level().get_vocab_size()
     entry = {"content": "<new>", "special": True, "normalized": False}
     save(tmp_path, byte_level(), {"added_tokens_decoder": {str(next_id): entry}})
-    tokenizer = Tokenizer.from_path(tmp_path)
+    tokenizer = Tokenizer.from_folder(tmp_path)
     assert tokenizer.token_id("<new>") == next_id
     assert tokenizer.vocab_size == next_id + 1
     save(tmp_path, byte_level(), {"added_tokens_decoder": {str(next_id + 5): entry}})
     with pytest.raises(TokenizerError, match=f"'<new>' has id {next_id}, but the config says {next_id + 5}"):
-        Tokenizer.from_path(tmp_path)
+        Tokenizer.from_folder(tmp_path)
 
 
 def test_the_older_files_name_special_tokens(tmp_path):
-    tokenizer = Tokenizer.from_path(
+    tokenizer = Tokenizer.from_folder(
         save(
             tmp_path,
             byte_level(),
@@ -288,13 +288,13 @@ def test_the_older_files_name_special_tokens(tmp_path):
 def test_a_folder_with_another_kind_of_tokenizer_is_refused_by_name(tmp_path, name):
     (tmp_path / name).write_bytes(b"x")
     with pytest.raises(TokenizerError, match=rf"no tokenizer.json, only {name}") as caught:
-        Tokenizer.from_path(tmp_path)
+        Tokenizer.from_folder(tmp_path)
     assert "\n" not in str(caught.value)
 
 
 def test_a_folder_without_any_tokenizer_is_refused(tmp_path):
     with pytest.raises(TokenizerError, match=r"has no tokenizer\.json; use"):
-        Tokenizer.from_path(tmp_path)
+        Tokenizer.from_folder(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_a_folder_without_any_tokenizer_is_refused(tmp_path):
 def test_a_broken_tokenizer_json_is_one_line_with_its_path(tmp_path, content):
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(TokenizerError, match=r"tokenizer\.json") as caught:
-        Tokenizer.from_path(tmp_path)
+        Tokenizer.from_folder(tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -325,7 +325,7 @@ def test_a_broken_tokenizer_config_is_one_line_with_its_path(tmp_path, config):
     save(tmp_path, byte_level())
     (tmp_path / "tokenizer_config.json").write_text(config)
     with pytest.raises(TokenizerError, match=r"tokenizer_config\.json") as caught:
-        Tokenizer.from_path(tmp_path)
+        Tokenizer.from_folder(tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -333,7 +333,7 @@ def test_files_that_are_too_large_are_refused(tmp_path, monkeypatch):
     save(tmp_path, byte_level())
     monkeypatch.setattr("tinyllm.text.tokenizer.MAX_TOKENIZER_BYTES", 100)
     with pytest.raises(TokenizerError, match="larger than 100 bytes"):
-        Tokenizer.from_path(tmp_path)
+        Tokenizer.from_folder(tmp_path)
 
 
 def test_truncation_and_padding_of_the_file_are_not_applied():
@@ -382,7 +382,7 @@ def test_a_slow_pattern_is_abandoned(monkeypatch):
 
 @pytest.mark.real_model
 def test_the_embedded_models_tokenizer_speaks_chatml(real_model):
-    tokenizer = Tokenizer.from_path(real_model)
+    tokenizer = Tokenizer.from_folder(real_model)
     encoded = tokenizer.encode_chat([{"role": "user", "content": "Hi <|im_end|>"}])
     assert encoded.count(tokenizer.token_id("<|im_end|>")) == 2  # the default system turn's and the user's
     assert tokenizer.eos_ids == {tokenizer.token_id("<|im_end|>")}

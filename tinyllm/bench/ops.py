@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -24,6 +23,7 @@ from typing import Any
 from tinyllm._mx import dtype_name, mx
 from tinyllm.bench.modes import Mode
 from tinyllm.bench.report import md_table
+from tinyllm.checkpoint.contents import Contents
 from tinyllm.engine import compiler
 from tinyllm.engine.engine import Engine
 from tinyllm.engine.load import EngineSettings, load_engine
@@ -52,13 +52,13 @@ _LABEL = re.compile(r'\[label ="(\w+)"')
 _HOST_STEPS = 16
 
 
-def count_ops(name: str, folder: Path, mode: Mode) -> str:
+def count_ops(name: str, contents: Contents, mode: Mode) -> str:
     """Load a model, and write the table of a decode step: kernels by kind, in all and a layer."""
-    engine = load_engine(folder, replace(mode.settings, batch=1))
+    engine = load_engine(contents, replace(mode.settings, batch=1))
     host = host_seconds(engine)
     engine.close()
     del engine
-    model = load_as_on_gpu(folder, mode.settings.features)
+    model = load_as_on_gpu(contents, mode.settings.features)
     step, layer = step_ops(model, mode.settings), layer_ops(model, mode.settings)
     rows = [[kind, str(count), str(layer[kind])] for kind, count in step.most_common()]
     total = ["all", str(step.total()), str(layer.total())]
@@ -71,9 +71,9 @@ def count_ops(name: str, folder: Path, mode: Mode) -> str:
     )
 
 
-def load_as_on_gpu(folder: Path, features: ModelFeatures) -> ModelForCausalLM:
+def load_as_on_gpu(contents: Contents, features: ModelFeatures) -> ModelForCausalLM:
     """Load a checkpoint as it would be on a GPU, whatever this machine has."""
-    return open_model(folder, features, for_cpu=False).load()
+    return open_model(contents, features, for_cpu=False).load()
 
 
 def step_ops(model: ModelForCausalLM, settings: EngineSettings) -> Counter[str]:

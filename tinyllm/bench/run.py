@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from tinyllm import hardware
 from tinyllm._mx import mx
@@ -17,7 +16,7 @@ from tinyllm.bench.report import Report
 from tinyllm.bench.result import Result
 from tinyllm.bench.subject import load_subject
 from tinyllm.bench.workload import Workload, check_context
-from tinyllm.checkpoint.contents import read_config
+from tinyllm.checkpoint.contents import Contents
 from tinyllm.checkpoint.summary import summarize
 from tinyllm.engine.engine import PREFILL_CHUNK
 
@@ -26,9 +25,9 @@ __all__ = ["Plan", "run"]
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure: each workload on each of `models` (name, folder), in each of `modes`."""
+    """What to measure: each workload on each of `models` (name, contents), in each of `modes`."""
 
-    models: Sequence[tuple[str, Path]]
+    models: Sequence[tuple[str, Contents]]
     workloads: Sequence[Workload]
     modes: Sequence[Mode]
     schedule: Schedule
@@ -46,8 +45,8 @@ def run(plan: Plan, report: Callable[[str], None]) -> Report:
     Raises, before anything is loaded, ContextLengthError and DoesNotFitError for sizes that are impossible, and what
     a model's config or files are refused for.
     """
-    for name, folder in plan.models:
-        config, summary = read_config(folder), summarize(folder)
+    for name, contents in plan.models:
+        config, summary = contents.config, summarize(contents)
         itemsize = 2 if hardware.has_gpu_backend() and config.dtype != "float32" else 4
         check_context(plan.workloads, config, name, chunk=PREFILL_CHUNK)
         weights = summary.memory_bytes * len(plan.modes)
@@ -63,9 +62,9 @@ def run(plan: Plan, report: Callable[[str], None]) -> Report:
             )
     machine, bandwidth = describe_machine(), measure_bandwidth()
     results: list[Result] = []
-    for name, folder in plan.models:
+    for name, contents in plan.models:
         mx.clear_cache()
-        subjects = [load_subject(name, folder, mode, plan.workloads) for mode in plan.modes]
+        subjects = [load_subject(name, contents, mode, plan.workloads) for mode in plan.modes]
         results += measure(subjects, plan.workloads, plan.schedule, bandwidth=bandwidth, report=report)
         for _, engine in reversed(subjects):
             engine.close()

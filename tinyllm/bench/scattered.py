@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 
+from tinyllm.checkpoint.contents import Contents
 from tinyllm.engine.engine import Engine
 from tinyllm.engine.load import EngineSettings, load_engine, plan_memory
 from tinyllm.kv.manager import PageManager
@@ -14,16 +14,16 @@ from tinyllm.model.load import open_model
 __all__ = ["load_scattered", "scatter"]
 
 
-def load_scattered(folder: Path, settings: EngineSettings, *, rows: int, tokens: int | None) -> Engine:
+def load_scattered(contents: Contents, settings: EngineSettings, *, rows: int, tokens: int | None) -> Engine:
     """Load an engine with scattered pages for `rows` sequences of so many tokens, by default of the longest context.
 
     It has twice the pages that they take, and not one more. Raises what `load_engine` does.
     """
-    opened = open_model(folder, settings.features, dtype=settings.dtype)
+    opened = open_model(contents, settings.features, dtype=settings.dtype)
     doubled = replace(settings, batch=2 * rows, max_context=tokens)
-    plan = plan_memory(opened, doubled, name=folder.name)
+    plan = plan_memory(opened, doubled, name=contents.path.name)
     budget = 2 * rows * plan.sequence_bytes + sum(kind.page_bytes for kind in plan.kinds)  # and a page for padding
-    engine = load_engine(folder, replace(doubled, max_context=plan.context, kv_budget=budget))
+    engine = load_engine(contents, replace(doubled, max_context=plan.context, kv_budget=budget))
     scatter(engine.pools.manager)
     return engine
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from time import perf_counter
 
 from tinyllm._mx import dtype_name, mx
@@ -14,6 +13,7 @@ from tinyllm.bench.modes import MEASURED, Mode
 from tinyllm.bench.result import Subject
 from tinyllm.bench.scattered import load_scattered
 from tinyllm.bench.workload import Workload
+from tinyllm.checkpoint.contents import Contents
 from tinyllm.checkpoint.summary import summarize
 from tinyllm.checkpoint.weights import DenseWeight
 from tinyllm.config.tensors import tensor_shapes
@@ -24,16 +24,16 @@ __all__ = ["load_subject"]
 
 
 def load_subject(
-    name: str, folder: Path, mode: Mode = MEASURED["fused"], workloads: Sequence[Workload] = ()
+    name: str, contents: Contents, mode: Mode = MEASURED["fused"], workloads: Sequence[Workload] = ()
 ) -> tuple[Subject, Engine]:
-    """Load a folder's model, under the `name` that it is reported as, to run all rows of these workloads at once."""
+    """Load a model, under the `name` that it is reported as, to run all rows of these workloads at once."""
     rows = max((workload.batch for workload in workloads), default=1)
     longest = max((w.positions + w.lead(PREFILL_CHUNK) for w in workloads), default=None)
     started = perf_counter()
     if mode.scattered:
-        engine = load_scattered(folder, mode.settings, rows=rows, tokens=longest)
+        engine = load_scattered(contents, mode.settings, rows=rows, tokens=longest)
     else:
-        engine = load_engine(folder, replace(mode.settings, batch=rows, max_context=longest))
+        engine = load_engine(contents, replace(mode.settings, batch=rows, max_context=longest))
     load_s = perf_counter() - started
     model, config = engine.model, engine.model.config
     size = held_bytes(model)
@@ -44,7 +44,7 @@ def load_subject(
         size_bytes=size,
         read_bytes=size - looked_up,
         kv_bytes_per_token=kv_bytes_per_token(config, model.dtype.size, mode.settings.kv_bits),
-        quantization=summarize(folder).quantization,
+        quantization=summarize(contents).quantization,
         dtype=dtype_name(model.dtype),
         features=mode.name,
         kv=mode.settings.cache,

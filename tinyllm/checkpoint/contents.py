@@ -6,39 +6,45 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tinyllm.checkpoint.files import WeightFiles, find_weight_files
-from tinyllm.checkpoint.gguf_header import is_gguf
-from tinyllm.checkpoint.gguf_parts import parts_of
+from tinyllm.checkpoint.gguf_header import GgufHeader, is_gguf
+from tinyllm.checkpoint.gguf_parts import parts_of, read_gguf_parts
 from tinyllm.checkpoint.tensor_table import TensorTable, read_tensor_table
 from tinyllm.config.config import Config
 
-__all__ = ["Contents", "read_config", "read_contents"]
+__all__ = ["Contents", "read_contents"]
 
 
 @dataclass(frozen=True)
 class Contents:
-    """A config, the files that were read, and their tensors under canonical names."""
+    """The checkpoint at `path` as its headers have it: read once, and handed on to all that is made of it.
 
+    A config, the files that were read, and their tensors under canonical names. A GGUF file's `header` has all that
+    it says, its tokenizer too, which takes a while to read; a folder has none.
+    """
+
+    path: Path
     config: Config
     files: WeightFiles
     table: TensorTable
+    header: GgufHeader | None = None
 
 
-def read_config(path: Path) -> Config:
-    """Read what a folder's config.json, or a GGUF file, says. Raises ConfigError or CheckpointError."""
-    return _read_gguf(path)[0] if is_gguf(path) else Config.from_json_file(path)
+def read_contents(path: str | Path, config: Config | None = None) -> Contents:
+    """Read the headers of a folder's files, by its config.json or `config`, or of a GGUF file, which has its own.
 
-
-def read_contents(path: Path, config: Config | None = None) -> Contents:
-    """Read the headers of a folder's files, or of a GGUF file, which has its own config. Raises as they do."""
+    Raises ConfigError or CheckpointError, or a class below them.
+    """
+    path = Path(path)
     if is_gguf(path):
-        found, table = _read_gguf(path)
-        return Contents(found, WeightFiles(parts_of(path)), table)
+        return _read_gguf(path)
     config = config or Config.from_json_file(path)
     files = find_weight_files(path)
-    return Contents(config, files, read_tensor_table(files.files, config))
+    return Contents(path, config, files, read_tensor_table(files.files, config))
 
 
-def _read_gguf(path: Path) -> tuple[Config, TensorTable]:
-    from tinyllm.checkpoint.gguf_tensors import read_gguf  # of no use to folders
+def _read_gguf(path: Path) -> Contents:
+    from tinyllm.checkpoint.gguf_tensors import config_and_tensors  # of no use to folders
 
-    return read_gguf(path)
+    header = read_gguf_parts(path)
+    config, table = config_and_tensors(header)
+    return Contents(path, config, WeightFiles(parts_of(path)), table, header)

@@ -17,7 +17,6 @@ from pathlib import Path
 from tinyllm.checkpoint.gguf_architectures import Architecture
 from tinyllm.checkpoint.gguf_config import architecture_of, config_values
 from tinyllm.checkpoint.gguf_header import GgufHeader, GgufTensor
-from tinyllm.checkpoint.gguf_parts import read_gguf_parts
 from tinyllm.checkpoint.safetensors_header import BITS
 from tinyllm.checkpoint.tensor_table import StoredTensor, TensorTable
 from tinyllm.config.config import Config
@@ -34,7 +33,7 @@ from tinyllm.config.quantization import QuantFormat, QuantizationConfig
 from tinyllm.errors import CheckpointError, ConfigError, TensorMismatchError
 
 __all__ = [
-    "GROUP", "LAYER_NAMES", "WHOLE_NAMES", "GgufPart", "Order", "as_dense", "packing_of", "read_gguf",
+    "GROUP", "LAYER_NAMES", "WHOLE_NAMES", "GgufPart", "Order", "as_dense", "config_and_tensors", "packing_of",
 ]  # fmt: skip
 
 GROUP = 32
@@ -160,14 +159,13 @@ def packing_of(tensor: GgufTensor) -> tuple[QuantFormat, str] | None:
     return None if tensor.type.name in _DENSE else _EXACT.get(tensor.type.name, _REPACKED)
 
 
-def read_gguf(path: Path) -> tuple[Config, TensorTable]:
-    """Read the headers of a GGUF file, and of the parts beside it: what config.json would say, and the tensors.
+def config_and_tensors(header: GgufHeader) -> tuple[Config, TensorTable]:
+    """Return what config.json would say of a GGUF file's model, and its tensors.
 
-    Raises CorruptFileError, UnsupportedQuantizationError, ConfigError (or a class below it) and CheckpointError.
+    Raises UnsupportedModelError, ConfigError (or a class below it) and CheckpointError.
     """
-    header = read_gguf_parts(path)
     architecture = architecture_of(header)
-    config = Config.from_dict(config_values(header), str(path))
+    config = Config.from_dict(config_values(header), str(header.file))
     table, forms = _name_all(header, architecture, config)
     return replace(config, quantization=_quantization(forms)), table
 

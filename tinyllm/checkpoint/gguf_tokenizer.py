@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinyllm.checkpoint.gguf_cuts import ADDS_BOS, CUTS, Cut
+from tinyllm.checkpoint.gguf_header import GgufHeader
 from tinyllm.errors import TokenizerError
 
 if TYPE_CHECKING:
@@ -45,9 +45,9 @@ class GgufTokenizer:
     templates: Mapping[str, str]
 
 
-def read_tokenizer(metadata: Mapping[str, Any], file: Path) -> GgufTokenizer:
+def read_tokenizer(header: GgufHeader) -> GgufTokenizer:
     """Make the tokenizer of a GGUF file. Raises TokenizerError for a kind that is unknown, or one that is damaged."""
-    facts = _Facts(metadata, file)
+    facts = _Facts(header)
     makers: Mapping[Any, Callable[[_Facts], Backend]] = {_BYTE_LEVEL: _byte_level, _SENTENCEPIECE: _sentencepiece}
     if not isinstance(facts.kind, str) or facts.kind not in makers:
         raise facts.fail(
@@ -55,17 +55,17 @@ def read_tokenizer(metadata: Mapping[str, Any], file: Path) -> GgufTokenizer:
         )
     backend = makers[facts.kind](facts)
     _add_special(backend, facts)
-    return GgufTokenizer(backend, facts.named, _templates(metadata))
+    return GgufTokenizer(backend, facts.named, _templates(header.metadata))
 
 
 class _Facts:
     """What the metadata says of a tokenizer, checked."""
 
-    def __init__(self, metadata: Mapping[str, Any], file: Path) -> None:
-        self._metadata = metadata
-        self._file = file
+    def __init__(self, header: GgufHeader) -> None:
+        self._metadata = header.metadata
+        self._file = header.file
         self.tokens: Sequence[str] = self.listed("tokens", str)
-        self.kind = metadata.get("tokenizer.ggml.model")
+        self.kind = self.value("model")
         self.kinds: Sequence[int] = self.listed("token_type", int) or (_NORMAL,) * len(self.tokens)
         if len(self.kinds) != len(self.tokens):
             raise self.fail(f"it has {len(self.tokens):,} tokens, and types of {len(self.kinds):,}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tinyllm import hardware
-from tinyllm.checkpoint.contents import read_contents
+from tinyllm.checkpoint.contents import Contents
 from tinyllm.checkpoint.gguf_header import is_gguf
 from tinyllm.checkpoint.tensor_table import StoredTensor
 from tinyllm.checkpoint.verify import check_tensors
@@ -38,17 +38,16 @@ class Summary:
     memory_bytes: int
 
 
-def summarize(folder: Path, *, itemsize: int | None = None, on_cpu: bool | None = None) -> Summary:
-    """Read a folder's config and headers; raises what loading it would raise, before any weight is read.
+def summarize(contents: Contents, *, itemsize: int | None = None, on_cpu: bool | None = None) -> Summary:
+    """Raises what loading the checkpoint would raise, of what its config and headers show.
 
     `itemsize` is of the type to compute in, by default float32 on a CPU and what is stored on a GPU; `on_cpu` says
     where, by default where this machine would.
     """
     on_cpu = not hardware.has_gpu_backend() if on_cpu is None else on_cpu
-    contents = read_contents(folder)
     config, tensors = contents.config, contents.table.tensors
-    useless = check_tensors(tensors, config, folder)
-    check_tokenizer(folder)
+    useless = check_tensors(tensors, config, contents.path)
+    check_tokenizer(contents.path)
     used = {name: info for name, info in tensors.items() if name not in useless}
     size = itemsize or (_FLOAT32_BYTES if on_cpu else None)
     expand = on_cpu and _is_packed(used) and expands_on_cpu(config)

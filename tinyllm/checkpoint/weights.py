@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tinyllm._mx import mx
-from tinyllm.checkpoint.contents import read_contents
+from tinyllm.checkpoint.contents import Contents, read_contents
 from tinyllm.checkpoint.forms import MadeTensor
 from tinyllm.checkpoint.gguf import load_part
 from tinyllm.checkpoint.gguf_tensors import GgufPart, as_dense
@@ -95,16 +95,17 @@ class WeightStore:
 
     @classmethod
     def from_path(cls, path: str | Path, config: Config | None = None) -> WeightStore:
-        """Read the headers of a folder's checkpoint and hold them against `config` (by default its config.json).
+        """Read the headers of a folder or a GGUF file, see `read_contents`; raises what that does, and `of`."""
+        return cls.of(read_contents(path, config))
 
-        A GGUF file has its own config, in place of both.
+    @classmethod
+    def of(cls, contents: Contents) -> WeightStore:
+        """Hold what the headers have against the config.
 
-        Raises CheckpointError (or a class below it) for files that are absent, corrupt or outside of the folder, and
-        TensorMismatchError, listing them all, for tensors that are missing, surplus or mis-shaped.
+        Raises TensorMismatchError, listing them all, for tensors that are missing, surplus or mis-shaped;
+        MissingFileError where that is for want of a file that the index names.
         """
-        folder = Path(path)
-        contents = read_contents(folder, config)
-        config, found, table = contents.config, contents.files, contents.table
+        folder, config, found, table = contents.path, contents.config, contents.files, contents.table
         tensors = table.tensors
         if table.skipped:
             logger.warning("%s: %d tensors that the text model has no use for are left out", folder, table.skipped)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tinyllm.bench.compare import Old
     from tinyllm.bench.report import Report
     from tinyllm.bench.run import Plan
+    from tinyllm.checkpoint.contents import Contents
 
 _PICTURES = (".png", ".svg")
 
@@ -149,13 +150,14 @@ def _check_files(output: Path | None, plot: Path | None) -> None:
         raise UsageError("--plot needs matplotlib: pip install matplotlib")
 
 
-def _find(model: str | None, offline: bool) -> list[tuple[str, Path]]:
-    """Return the models that are meant, each as (the name to report, folder)."""
+def _find(model: str | None, offline: bool) -> list[tuple[str, Contents]]:
+    """Return the models that are meant, each as (the name to report, what its headers have)."""
+    from tinyllm.checkpoint.contents import read_contents
     from tinyllm.hub.locate import find_model, model_name
 
     names = [None] if model is None else model.split(",")
     folders = [find_model(name, offline=offline, report=console.say) for name in names]
-    return [(model_name(folder), folder) for folder in folders]
+    return [(model_name(folder), read_contents(folder)) for folder in folders]
 
 
 def _measure(

@@ -57,7 +57,7 @@ def perplexity(
         options.check_kv_bits(kv_bits)
 
         from tinyllm._mx import mx
-        from tinyllm.checkpoint.contents import read_config
+        from tinyllm.checkpoint.contents import read_contents
         from tinyllm.cli.progress import Progress
         from tinyllm.hub.locate import find_model, model_name
         from tinyllm.perplexity import score, statistics
@@ -68,9 +68,10 @@ def perplexity(
         content = read_text(path)
         names = [model] if against is None else [model, against]
         folders = [find_model(name, offline=offline, report=console.say) for name in names]
-        longest = min(read_config(folder).max_position_embeddings for folder in folders)
+        models = [read_contents(folder) for folder in folders]
+        longest = min(opened.config.max_position_embeddings for opened in models)
         size = context or min(_CONTEXT, longest)
-        ids = common_tokens(content, folders, limit)
+        ids = common_tokens(content, models, limit)
         read = windows(len(ids), size, stride or size)
         total = sum(window.scored for window in read)
         compute = None if dtype is None else getattr(mx, dtype)
@@ -81,10 +82,10 @@ def perplexity(
 
             if against is None:
                 compared = None
-                losses = score.score(folders[0], ids, read, dtype=compute, kv_bits=kv_bits, progress=show)
+                losses = score.score(models[0], ids, read, dtype=compute, kv_bits=kv_bits, progress=show)
             else:
                 pair = score.score_against(
-                    folders[0], folders[1], ids, read, dtype=compute, kv_bits=kv_bits, progress=show
+                    models[0], models[1], ids, read, dtype=compute, kv_bits=kv_bits, progress=show
                 )
                 losses = pair.losses
                 compared = statistics.compare(losses, pair.other_losses, pair.divergences, pair.agreeing)

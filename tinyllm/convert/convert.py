@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from tinyllm._mx import dtype_name, mx
+from tinyllm.checkpoint.contents import read_contents
 from tinyllm.checkpoint.files import checked_file
-from tinyllm.checkpoint.gguf_header import is_gguf
 from tinyllm.checkpoint.weights import WeightStore
 from tinyllm.config.reader import read_json_object
 from tinyllm.convert.plan import Conversion, as_stored
@@ -76,15 +76,16 @@ def convert(
     """
     if target.exists() or target.is_symlink():
         raise UsageError(f"{target}: is there already, and is never overwritten: name a new folder")
-    store = WeightStore.from_path(source).cast(dtype)
-    conversion = Conversion(store, _choose(store, recipe, dequantize), of_gguf=is_gguf(source))
+    contents = read_contents(source)
+    store = WeightStore.of(contents).cast(dtype)
+    conversion = Conversion(store, _choose(store, recipe, dequantize), of_gguf=contents.header is not None)
     with _folder_to_be(target, conversion.nbytes) as folder:
-        if is_gguf(source):
-            write_beside(source, folder, store.config.max_position_embeddings)
-            said = published_config(source) | {"torch_dtype": dtype_name(store.stored_dtype)}
-        else:
+        if contents.header is None:
             _copy_beside(source, folder)
             said = read_json_object(source / "config.json")
+        else:
+            write_beside(contents.header, folder, store.config.max_position_embeddings)
+            said = published_config(contents.header) | {"torch_dtype": dtype_name(store.stored_dtype)}
         write_json(folder / "config.json", _config(said, conversion.quantization(), dtype))
         _write(conversion, folder, shard_bytes, progress)
     return Converted(

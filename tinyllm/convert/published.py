@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tinyllm.checkpoint.gguf_config import config_values, special_ids
-from tinyllm.checkpoint.gguf_parts import read_gguf_parts
+from tinyllm.checkpoint.gguf_header import GgufHeader
 from tinyllm.checkpoint.gguf_tokenizer import read_tokenizer
 from tinyllm.config.config import Config
 from tinyllm.config.layers import AttentionConfig
@@ -49,9 +49,9 @@ _SAID: Mapping[str, Mapping[str, Any]] = {
 _ALL_LAYERS, _LOCAL = "full_attention", "sliding_attention"
 
 
-def published_config(file: Path) -> dict[str, Any]:
+def published_config(header: GgufHeader) -> dict[str, Any]:
     """Return the config.json of a GGUF file's model, in the words of those that are published."""
-    values = config_values(read_gguf_parts(file))
+    values = config_values(header)
     model_type = values["model_type"]
     if model_type in _CLASSES:
         values["architectures"] = [_CLASSES[model_type]]
@@ -108,13 +108,12 @@ def _said_apart(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield {**others, "rope_local_base_freq": local["rope_theta"]}
 
 
-def write_beside(file: Path, folder: Path, context: int) -> None:
+def write_beside(header: GgufHeader, folder: Path, context: int) -> None:
     """Write a GGUF file's tokenizer, its chat templates and the tokens that end an answer into `folder`.
 
     Raises TokenizerError for a tokenizer that is unknown or damaged.
     """
-    metadata = read_gguf_parts(file).metadata
-    tokenizer = read_tokenizer(metadata, file)
+    tokenizer = read_tokenizer(header)
     (folder / "tokenizer.json").write_text(tokenizer.backend.to_str(), encoding="utf-8")
     said: dict[str, Any] = {
         # Others are rebuilt by transformers from what their class says, in place of what tokenizer.json does.
@@ -128,7 +127,7 @@ def write_beside(file: Path, folder: Path, context: int) -> None:
     elif tokenizer.templates:
         said["chat_template"] = [{"name": name, "template": text} for name, text in tokenizer.templates.items()]
     write_json(folder / "tokenizer_config.json", said)
-    write_json(folder / "generation_config.json", special_ids(metadata))
+    write_json(folder / "generation_config.json", special_ids(header.metadata))
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:

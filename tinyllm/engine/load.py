@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from hashlib import sha256
-from pathlib import Path
 
 from tinyllm import hardware
 from tinyllm._mx import mx
+from tinyllm.checkpoint.contents import Contents
 from tinyllm.engine.engine import MAX_ROWS, PREFILL_CHUNK, Engine, KvMode
 from tinyllm.engine.plan import MemoryPlan, make_plan
 from tinyllm.engine.request import Request
@@ -62,14 +62,14 @@ MODES: Mapping[str, EngineSettings] = {
 """Ways to run a model, by what sets them apart; the first three are the default, under each of its names."""
 
 
-def load_engine(folder: Path, settings: EngineSettings | None = None) -> Engine:
-    """Load the checkpoint in a folder, and make an engine for it.
+def load_engine(contents: Contents, settings: EngineSettings | None = None) -> Engine:
+    """Load a checkpoint, and make an engine for it.
 
     Raises, before any weight is read, what the checkpoint is refused for, and DoesNotFitError, saying what would fit.
     """
     settings = settings or EngineSettings()
-    opened = open_model(folder, _features(settings), dtype=settings.dtype)
-    plan = plan_memory(opened, settings, name=folder.name)
+    opened = open_model(contents, _features(settings), dtype=settings.dtype)
+    plan = plan_memory(opened, settings, name=contents.path.name)
     engine = Engine(
         opened.load(),
         kv=settings.kv,

@@ -141,6 +141,7 @@ class _Loop:
     def run(self) -> None:
         try:
             self.engine = self._load()
+            del self._load  # and what it has been given
         except BaseException as error:  # delivered to the thread that waits for the engine
             _clear_variables(error)
             self._loaded.put(error)

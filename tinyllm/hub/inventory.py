@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tinyllm.checkpoint.contents import read_contents
 from tinyllm.checkpoint.gguf_header import is_gguf
 from tinyllm.checkpoint.gguf_parts import first_parts, part_names
 from tinyllm.checkpoint.summary import Summary, summarize
@@ -79,7 +80,7 @@ def _entry(name: str, folder: Path, place: str, again: str | None = None) -> Ent
         size = _size(map(folder.with_name, part_names(folder.name)) if is_gguf(folder) else folder.iterdir())
         if not is_gguf(folder):
             cache.check_links(folder)
-        summary = summarize(folder)
+        summary = summarize(read_contents(folder))
     except (TinyllmError, OSError) as error:
         problem = str(error).replace(f"{folder}/", "").removeprefix(f"{folder}: ").replace(str(folder), "it")
         if again is not None and cache.why_incomplete(folder) is not None:

@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from tinyllm import hardware
+from tinyllm.checkpoint.contents import read_contents
 from tinyllm.checkpoint.files import INDEX
 from tinyllm.checkpoint.summary import Summary, summarize
 from tinyllm.errors import DoesNotFitError, HubError, ModelNotFoundError, TinyllmError
@@ -123,12 +124,12 @@ def inspect(repo: str, revision: str = MAIN) -> RemoteModel:
     if variant is not None:
         names = choose_files(repo, _gguf_names(listed), variant)
         with TemporaryDirectory(prefix="tinyllm-") as folder, _named(folder, repo):
-            summary = summarize(_hollow_copy(repo, commit, listed, Path(folder)).fill_gguf(names))
+            summary = summarize(read_contents(_hollow_copy(repo, commit, listed, Path(folder)).fill_gguf(names)))
         wanted = tuple(file for name in names for file in listed if file.name == name)
         return RemoteModel(repo, revision, commit, wanted, summary, variant)
     with TemporaryDirectory(prefix="tinyllm-") as folder, _named(folder, repo):
         weights = _hollow_copy(repo, commit, listed, Path(folder)).fill()
-        summary = summarize(Path(folder))
+        summary = summarize(read_contents(folder))
     files = {file.name: file for file in listed if _TOP_LEVEL.fullmatch(file.name)}
     small = [files[name] for name in _SMALL_FILES if name in files]
     templates = [file for file in listed if _EXTRA_TEMPLATE.fullmatch(file.name)]

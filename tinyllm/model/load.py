@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tinyllm._mx import mx
+from tinyllm.checkpoint.contents import Contents, read_contents
 from tinyllm.checkpoint.summary import expands_on_cpu
 from tinyllm.checkpoint.weights import WeightStore
 from tinyllm.config.config import Config
@@ -32,23 +33,23 @@ class OpenedModel:
 def load_model(
     path: str | Path, features: ModelFeatures | None = None, *, dtype: mx.Dtype | None = None
 ) -> ModelForCausalLM:
-    """Load the checkpoint in a folder onto the default device; see `open_model`."""
-    return open_model(path, features, dtype=dtype).load()
+    """Load a folder's checkpoint, or a GGUF file, onto the default device; see `read_contents` and `open_model`."""
+    return open_model(read_contents(path), features, dtype=dtype).load()
 
 
 def open_model(
-    path: str | Path,
+    contents: Contents,
     features: ModelFeatures | None = None,
     *,
     dtype: mx.Dtype | None = None,
     for_cpu: bool | None = None,
 ) -> OpenedModel:
-    """Read the config and headers of a folder or a GGUF file, for a CPU or a GPU, by default this device.
+    """Check a checkpoint and decide its form, for a CPU or a GPU, by default this device.
 
     `dtype` is what the network computes in; by default the stored one on a GPU and float32 on a CPU, where half
-    precision is both slow and rough. Raises ConfigError and CheckpointError.
+    precision is both slow and rough. Raises CheckpointError.
     """
-    store = WeightStore.from_path(path)
+    store = WeightStore.of(contents)
     config = store.config
     for_cpu = on_cpu() if for_cpu is None else for_cpu
     dtype = dtype or default_dtype(store, for_cpu=for_cpu)

@@ -7,12 +7,12 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tinyllm._mx import mx
+from tinyllm.checkpoint.contents import Contents
 from tinyllm.engine.load import EngineSettings, plan_memory
 from tinyllm.errors import DoesNotFitError, NonFiniteLogitsError, UsageError
 from tinyllm.hub.sizes import disk_size
@@ -42,7 +42,7 @@ class PairScores:
 
 
 def score(
-    folder: Path,
+    contents: Contents,
     ids: Sequence[int],
     windows: Sequence[Window],
     *,
@@ -55,7 +55,7 @@ def score(
     With `kv_bits` the KV cache is packed. `progress` gets how many are done. Raises what loading raises,
     DoesNotFitError before any weight is read, and NonFiniteLogitsError.
     """
-    opened = _open(folder, ids, windows, dtype, kv_bits)
+    opened = _open(contents, ids, windows, dtype, kv_bits)
     losses: list[NDArray[np.float64]] = []
     done = 0
     for piece, logs in _distributions(opened.load(), ids, windows, kv_bits):
@@ -66,8 +66,8 @@ def score(
 
 
 def score_against(
-    folder: Path,
-    other: Path,
+    contents: Contents,
+    other: Contents,
     ids: Sequence[int],
     windows: Sequence[Window],
     *,
@@ -80,11 +80,11 @@ def score_against(
     Both are in memory where they fit in it; else one reads all, its distributions are kept in a temporary file, and
     the other one comes after it. Raises UsageError where they have not the same tokens.
     """
-    opened, opened_other = _open(folder, ids, windows, dtype, kv_bits), _open(other, ids, windows, dtype)
+    opened, opened_other = _open(contents, ids, windows, dtype, kv_bits), _open(other, ids, windows, dtype)
     vocab = opened.config.vocab_size
     if opened_other.config.vocab_size != vocab:
         raise UsageError(
-            f"{folder.name} has {vocab:,} tokens and {other.name} {opened_other.config.vocab_size:,}:"
+            f"{contents.path.name} has {vocab:,} tokens and {other.path.name} {opened_other.config.vocab_size:,}:"
             " their distributions cannot be compared"
         )
     found: list[tuple[NDArray[np.float64], ...]] = []
@@ -109,17 +109,17 @@ def score_against(
 
 
 def _open(
-    folder: Path,
+    contents: Contents,
     ids: Sequence[int],
     windows: Sequence[Window],
     dtype: mx.Dtype | None,
     kv_bits: int | None = None,
 ) -> OpenedModel:
     """Check that a model can read the text before any weight is read."""
-    opened = open_model(folder, dtype=dtype)
-    plan_memory(opened, _settings(windows, kv_bits), name=folder.name)
+    opened, name = open_model(contents, dtype=dtype), contents.path.name
+    plan_memory(opened, _settings(windows, kv_bits), name=name)
     if max(ids) >= opened.config.vocab_size:
-        raise UsageError(f"{folder.name}: token {max(ids)} has no embedding: the tokenizer is not this model's")
+        raise UsageError(f"{name}: token {max(ids)} has no embedding: the tokenizer is not this model's")
     return opened
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from tinyllm.checkpoint.contents import Contents
 from tinyllm.errors import UsageError
 from tinyllm.text.tokenizer import Tokenizer
 
@@ -22,13 +24,13 @@ def read_text(path: Path) -> str:
         raise UsageError(f"{path}: {error.strerror}") from error
 
 
-def common_tokens(text: str, folders: list[Path], limit: int | None) -> list[int]:
+def common_tokens(text: str, models: Sequence[Contents], limit: int | None) -> list[int]:
     """Return the first `limit` tokens of a text, the beginning-of-text token among them where the tokenizer adds it.
 
     Raises UsageError where the tokenizers of two models split it otherwise.
     """
-    first, *others = ([*Tokenizer.from_path(folder).encode(text)] for folder in folders)
+    first, *others = (Tokenizer.of(model).encode(text) for model in models)
     if any(other != first for other in others):
-        names = " and ".join(folder.name for folder in folders)
+        names = " and ".join(model.path.name for model in models)
         raise UsageError(f"{names} split the text into other tokens, whose distributions cannot be compared")
     return first[:limit]

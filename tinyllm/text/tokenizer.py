@@ -16,8 +16,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tinyllm.checkpoint.gguf_header import is_gguf
-from tinyllm.checkpoint.gguf_parts import read_gguf_parts
+from tinyllm.checkpoint.contents import Contents
+from tinyllm.checkpoint.gguf_header import GgufHeader
 from tinyllm.checkpoint.gguf_tokenizer import read_tokenizer
 from tinyllm.errors import ChatTemplateError, TokenizerError
 from tinyllm.text.chat_template import ChatTemplate, Message, chat_values, find_templates
@@ -74,15 +74,17 @@ class Tokenizer:
         self.eos_ids = frozenset[int]() if eos_id is None else frozenset({eos_id})
 
     @classmethod
-    def from_path(cls, path: Path) -> Tokenizer:
+    def of(cls, contents: Contents) -> Tokenizer:
+        """Read a checkpoint's tokenizer: that of its folder, or its GGUF file's own. Raises as these do."""
+        return cls.from_folder(contents.path) if contents.header is None else cls.from_gguf(contents.header)
+
+    @classmethod
+    def from_folder(cls, path: Path) -> Tokenizer:
         """Read a checkpoint folder: tokenizer.json, and what is there of tokenizer_config.json,
-        special_tokens_map.json, added_tokens.json and the chat templates; or a GGUF file, which has its own.
+        special_tokens_map.json, added_tokens.json and the chat templates.
 
         Raises TokenizerError (no tokenizer.json, a broken file) or ChatTemplateError, naming the file.
         """
-        path = Path(path)
-        if is_gguf(path):
-            return cls._from_gguf(path)
         backend = _load_backend(path)
         config = read_json_object(path / "tokenizer_config.json")
         special = SpecialTokens.from_path(path, config)
@@ -92,15 +94,15 @@ class Tokenizer:
         return cls(backend, special=special, chat_template=template, where=str(path / "tokenizer.json"))
 
     @classmethod
-    def _from_gguf(cls, file: Path) -> Tokenizer:
-        """Read the tokenizer and the chat templates of a GGUF file."""
+    def from_gguf(cls, header: GgufHeader) -> Tokenizer:
+        """Make the tokenizer and the chat templates of a GGUF file. Raises TokenizerError or ChatTemplateError."""
         from tokenizers import AddedToken
 
-        found = read_tokenizer(read_gguf_parts(file).metadata, file)
+        found = read_tokenizer(header)
         named = {name: AddedToken(text, special=True, normalized=False) for name, text in found.named.items()}
         template = ChatTemplate(dict(found.templates), dict(found.named)) if found.templates else None
         special = SpecialTokens(named)
-        return cls(found.backend, special=special, chat_template=template, where=str(file))
+        return cls(found.backend, special=special, chat_template=template, where=str(header.file))
 
     # -- text to ids
 
