@@ -73,8 +73,8 @@ All of it by name, in one line, before a weight is read:
 - a part of each head to rotate (`partial_rotary_factor`) in families in which transformers rotates all of it whatever
   the file says; in `llama` the part is rotated as in Phi-3;
 - what GPTQ (3 bits, columns sorted by activation), AWQ (other than GEMM's layout) and compressed-tensors (sparse,
-  nvfp4, several schemes) can do beyond the list below; weights that bitsandbytes, HQQ, Quanto, EETQ, AQLM and others
-  have quantised; and checkpoints with pickled weights only;
+  nvfp4, several schemes, zero points beside `symmetric`) can do beyond the list below; weights that bitsandbytes,
+  HQQ, Quanto, EETQ, AQLM and others have quantised; and checkpoints with pickled weights only;
 - tensors that are missing, surplus or of another shape than config.json asks for.
 
 ## To know

@@ -602,13 +602,64 @@ def test_scales_of_packed_caches_are_left_out(tmp_path: Path) -> None:
     assert np.array_equal(logits(folder), plain)
 
 
-def test_columns_sorted_by_activation_are_refused_by_name(tmp_path: Path) -> None:
-    def shuffle(tensors: Tensors) -> None:
-        tensors[f"{UP}.g_idx"] = tensors[f"{UP}.g_idx"][::-1]
+@pytest.mark.parametrize(("name", "leaf"), [("gptq-4-64", "g_idx"), ("pack-4-32-plain", "weight_g_idx")])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_columns_sorted_by_activation_are_refused_before_a_matrix_is_read(
+    name: str, leaf: str, dtype: Any, tmp_path: Path
+) -> None:
+    """`desc_act` alone says nothing: it may be true of columns that were in order before."""
+    group = int(name.split("-")[2])
+    in_order = (np.arange(SIZES["hidden_size"]) // group).astype(dtype)
 
-    folder = changed(tmp_path, "gptq-4-64", shuffle, tmp_path)
-    with pytest.raises(UnsupportedQuantizationError, match=r"up_proj.*desc_act"):
-        store_of(folder).linear(UP)
+    def write(folder: str, index: Array) -> Path:
+        (tmp_path / folder).mkdir()
+        return changed(tmp_path, name, lambda tensors: tensors.update({f"{UP}.{leaf}": index}), tmp_path / folder)
+
+    plain = store_of(changed(tmp_path, name, lambda tensors: None, tmp_path)).dense(UP)
+    assert mx.array_equal(store_of(write("in order", in_order)).dense(UP), plain)
+    swapped = in_order.copy()
+    swapped[[0, -1]] = swapped[[-1, 0]]
+    for what, index in (("swapped", swapped), ("sorted", np.ascontiguousarray(in_order[::-1]))):
+        with pytest.raises(UnsupportedQuantizationError, match=rf"up_proj\.{leaf}.*desc_act"):
+            WeightStore.from_path(write(what, index))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "dtype"),
+    [
+        ("pack-4-32-plain", (256, 4), np.int8),
+        ("pack-8-32-plain", (256, 4), np.int32),
+        ("int8-rows", (256, 1), np.int8),
+        ("int8-rows", (1,), np.int8),
+    ],
+)
+def test_zero_points_of_symmetric_numbers_must_be_zero(
+    name: str, shape: tuple[int, ...], dtype: Any, tmp_path: Path
+) -> None:
+    """Of others transformers makes nothing, or subtracts them."""
+
+    def write(folder: str, at: int, value: int) -> Path:
+        zeros = np.zeros(shape, dtype)
+        zeros.flat[at] = value
+        (tmp_path / folder).mkdir()
+        add = {f"{UP}.weight_zero_point": zeros}
+        return changed(tmp_path, name, lambda tensors: tensors.update(add), tmp_path / folder)
+
+    plain = store_of(changed(tmp_path, name, lambda tensors: None, tmp_path)).dense(UP)
+    assert mx.array_equal(store_of(write("zeros", 0, 0)).dense(UP), plain)
+    for folder, at, value in (("first", 0, 1), ("last", -1, -1)):
+        with pytest.raises(UnsupportedQuantizationError, match=r"up_proj\.weight_zero_point.*symmetric") as failure:
+            WeightStore.from_path(write(folder, at, value))
+        assert "\n" not in str(failure.value)
+
+
+def test_packed_zero_points_of_symmetric_numbers_are_refused(tmp_path: Path) -> None:
+    said, pack, _ = CASES["pack-4-32-zeros"]
+    weights = {**said["config_groups"]["group_0"]["weights"], "symmetric": True}
+    said = {**said, "config_groups": {"group_0": {**said["config_groups"]["group_0"], "weights": weights}}}
+    packed, _ = write_pair(tmp_path, tiny.config(**SIZES, num_hidden_layers=1), said, pack)
+    with pytest.raises(UnsupportedQuantizationError, match=r"weight_zero_point.*symmetric"):
+        WeightStore.from_path(packed)
 
 
 def test_eight_bit_numbers_that_config_says_nothing_of_are_refused(tmp_path: Path) -> None:
@@ -683,6 +734,8 @@ LEAVES = {
     "gptq-4-64": ("qweight", "qzeros", "scales", "g_idx"),
     "awq-32": ("qweight", "qzeros", "scales"),
     "pack-4-32-zeros": ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx"),
+    "pack-4-32-plain": ("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx"),
+    "int8-rows": ("weight", "weight_scale", "weight_zero_point"),
     "mxfp4": ("weight_packed", "weight_scale"),
     "int8-zeros": ("weight", "weight_scale", "weight_zero_point"),
     "fp8-blocks": ("weight", "weight_scale_inv", "weight_scale"),

@@ -106,7 +106,7 @@ class Subject:
             return 0
         parts = [part for tensor in self.table.tensors.values() for part in tensor.parts]
         plain = {part.name for part in parts if isinstance(part, TensorInfo)}
-        made = {source.name for part in parts if isinstance(part, MadeTensor) for source in part.sources}
+        made = {info.name for part in parts if isinstance(part, MadeTensor) for info in part.stands_for}
         blocks = {part.stored.name for part in parts if not isinstance(part, TensorInfo | MadeTensor)}
         return len(plain | made | blocks)
 

@@ -18,26 +18,30 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from tinyllm.checkpoint.claims import Claim
 from tinyllm.checkpoint.safetensors_header import BITS, TensorInfo
 from tinyllm.config.packings import Awq, Fp8, Gptq, Int8, Mxfp4, Mxfp4Blocks, PackedInts, Packing, Stored
-from tinyllm.errors import CheckpointError, TensorMismatchError
+from tinyllm.errors import CheckpointError, TensorMismatchError, UnsupportedQuantizationError
 
 __all__ = ["TYPES_OF_PARTS", "MadeTensor", "restate"]
 
 TYPES_OF_PARTS = frozenset({"I8", "I32", "I64", "F8_E4M3"})  # beside those that canonical tensors are of
-_FLOATS = ("F16", "BF16", "F32")
+_FLOATS, _INTEGERS = ("F16", "BF16", "F32"), ("I8", "I32", "I64")
 # What activations, caches and sizes are described with: nothing of it is needed to compute in floating point.
 _UNUSED = re.compile(r"\.((input|output|activation|q|k|v|kv)_(scale|zero_point)|input_scale_ub|weight_shape)$")
 
 
 @dataclass(frozen=True)
 class MadeTensor:
-    """A tensor, as MLX would store it, that is made of others; `leaves` name these as the form does."""
+    """A tensor, as MLX would store it, that is made of others; `leaves` name these as the form does.
+
+    It is what they stand for only where the `claims` hold.
+    """
 
     name: str
     dtype: str
@@ -46,6 +50,12 @@ class MadeTensor:
     stored: Stored
     leaves: tuple[str, ...]
     sources: tuple[TensorInfo, ...]
+    claims: tuple[Claim, ...] = field(default=(), compare=False)
+
+    @property
+    def stands_for(self) -> tuple[TensorInfo, ...]:
+        """The tensors that it is made of, and those that say no more than that it can be."""
+        return (*self.sources, *(claim.info for claim in self.claims))
 
     @property
     def file(self) -> Path:
@@ -117,10 +127,9 @@ def _gptq(name: str, parts: Parts, stored: Stored, packing: Gptq) -> Iterator[Ma
     groups = _groups(columns, packing.group_size, parts[".qweight"], stored)
     _need(parts, ".scales", (groups, out), _FLOATS, stored)
     _need(parts, ".qzeros", (groups, out // each), ("I32",), stored)
-    if ".g_idx" in parts:
-        _need(parts, ".g_idx", (columns,), ("I32", "I64"), stored)
-    leaves = (".qweight", ".g_idx") if ".g_idx" in parts else (".qweight",)
-    yield from _packed(name, parts, stored, (out, columns), leaves, (".scales",), (".scales", ".qzeros"))
+    claims = _in_order(parts, ".g_idx", columns, groups, stored)
+    leaves = (".scales", ".qzeros")
+    yield from _packed(name, parts, stored, (out, columns), (".qweight",), leaves[:1], leaves, claims)
 
 
 def _awq(name: str, parts: Parts, stored: Stored, packing: Awq) -> Iterator[MadeTensor]:
@@ -138,25 +147,28 @@ def _packed_ints(name: str, parts: Parts, stored: Stored, packing: PackedInts) -
     columns = words * each
     groups = _groups(columns, packing.group_size, parts[".weight_packed"], stored)
     _need(parts, ".weight_scale", (rows, groups), _FLOATS, stored)
-    if ".weight_g_idx" in parts:
-        _need(parts, ".weight_g_idx", (columns,), ("I32", "I64"), stored)
-    if not packing.symmetric:
+    claims = _in_order(parts, ".weight_g_idx", columns, groups, stored)
+    leaves = (".weight_scale", ".weight_zero_point")
+    if packing.symmetric:
+        claims += _no_zeros(parts, ((rows, groups),), stored)
+    else:
         _need(parts, ".weight_zero_point", (-(-rows // each), groups), ("I32",), stored)
-    leaves = tuple(leaf for leaf in (".weight_packed", ".weight_g_idx") if leaf in parts)
-    zeros = () if packing.symmetric else (".weight_zero_point",)
-    scale = (".weight_scale",)
-    yield from _packed(name, parts, stored, (rows, columns), leaves, scale, scale + zeros)
+    biases = leaves[:1] if packing.symmetric else leaves
+    yield from _packed(name, parts, stored, (rows, columns), (".weight_packed",), leaves[:1], biases, claims)
 
 
 def _int8(name: str, parts: Parts, stored: Stored, packing: Int8) -> Iterator[MadeTensor]:
     rows, columns = _matrix(parts[".weight"], stored)
     _groups(columns, -1, parts[".weight"], stored)
     _need_rows(parts, ".weight_scale", rows, _FLOATS, stored)
-    if not packing.symmetric:
+    claims: tuple[Claim, ...] = ()
+    leaves = (".weight_scale", ".weight_zero_point")
+    if packing.symmetric:
+        claims = _no_zeros(parts, _shapes_by_row(rows), stored)
+    else:
         _need_rows(parts, ".weight_zero_point", rows, ("I8",), stored)
-    zeros = () if packing.symmetric else (".weight_zero_point",)
-    scale = (".weight_scale",)
-    yield from _packed(name, parts, stored, (rows, columns), (".weight",), scale, scale + zeros)
+    biases = leaves[:1] if packing.symmetric else leaves
+    yield from _packed(name, parts, stored, (rows, columns), (".weight",), leaves[:1], biases, claims)
 
 
 def _mxfp4(name: str, parts: Parts, stored: Stored, packing: Mxfp4Blocks) -> Iterator[MadeTensor]:
@@ -217,6 +229,7 @@ def _packed(
     weight: tuple[str, ...],
     scales: tuple[str, ...],
     biases: tuple[str, ...] | None,
+    claims: tuple[Claim, ...] = (),
 ) -> Iterator[MadeTensor]:
     """Yield what MLX has of a matrix; each part is made of leaves."""
     assert stored.becomes is not None
@@ -224,7 +237,7 @@ def _packed(
     *rows, columns = shape
     numbers = (*rows, columns // group)
     kind = parts[scales[0]].dtype
-    yield _made(name, parts, stored, "weight", weight, "U32", (*rows, columns * bits // 32))
+    yield _made(name, parts, stored, "weight", weight, "U32", (*rows, columns * bits // 32), claims)
     yield _made(name, parts, stored, "scales", scales, kind, numbers)
     if biases is not None:
         yield _made(name, parts, stored, "biases", biases, kind, numbers)
@@ -238,9 +251,10 @@ def _made(
     leaves: tuple[str, ...],
     dtype: str,
     shape: tuple[int, ...],
+    claims: tuple[Claim, ...] = (),
 ) -> MadeTensor:
     sources = tuple(parts[leaf] for leaf in leaves)
-    return MadeTensor(f"{name}.{part}", dtype, shape, part, stored, leaves, sources)
+    return MadeTensor(f"{name}.{part}", dtype, shape, part, stored, leaves, sources, claims)
 
 
 def _matrix(info: TensorInfo, stored: Stored) -> tuple[int, int]:
@@ -262,6 +276,35 @@ def _groups(columns: int, group_size: int, info: TensorInfo, stored: Stored) -> 
     return columns // group
 
 
+def _in_order(parts: Parts, leaf: str, columns: int, groups: int, stored: Stored) -> tuple[Claim, ...]:
+    """Which group each column is of, where that is said, must be the one that it stands in."""
+    if leaf not in parts:
+        return ()
+    _need(parts, leaf, (columns,), ("I32", "I64"), stored)
+    refusal = (
+        f"({stored.label}) says that columns are sorted by activation (desc_act), which tinyllm does not read; look"
+        " for a version without"
+    )
+    return (Claim(parts[leaf], columns // groups, refusal),)
+
+
+def _no_zeros(parts: Parts, shapes: Container[tuple[int, ...]], stored: Stored) -> tuple[Claim, ...]:
+    """Symmetric numbers have no zero points; where they are stored, they must be zeros.
+
+    Of others transformers makes nothing when it runs a checkpoint, and subtracts them when it unpacks one.
+    """
+    info = parts.get(".weight_zero_point")
+    if info is None:
+        return ()
+    refusal = (
+        f"({stored.label}) holds zero points, but config.json says that there are none (symmetric); look for a"
+        " version that does not contradict itself"
+    )
+    if info.shape not in shapes or info.dtype not in _INTEGERS:
+        raise UnsupportedQuantizationError(f"{info.file}: {info.name} {refusal}")
+    return (Claim(info, max(1, math.prod(info.shape)), refusal),)
+
+
 def _need(parts: Parts, leaf: str, shape: tuple[int, ...], types: tuple[str, ...], stored: Stored) -> None:
     info = _present(parts, leaf, stored)
     if info.shape != shape or info.dtype not in types:
@@ -274,10 +317,11 @@ def _need(parts: Parts, leaf: str, shape: tuple[int, ...], types: tuple[str, ...
 def _need_rows(parts: Parts, leaf: str, rows: int, types: tuple[str, ...], stored: Stored) -> None:
     """Demand a number for each row, or for all."""
     info = _present(parts, leaf, stored)
-    if info.shape in ((), (1,), (rows,), (1, 1)):
-        _need(parts, leaf, info.shape, types, stored)
-    else:
-        _need(parts, leaf, (rows, 1), types, stored)
+    _need(parts, leaf, info.shape if info.shape in _shapes_by_row(rows) else (rows, 1), types, stored)
+
+
+def _shapes_by_row(rows: int) -> tuple[tuple[int, ...], ...]:
+    return (), (1,), (rows,), (1, 1), (rows, 1)
 
 
 def _present(parts: Parts, leaf: str, stored: Stored) -> TensorInfo:

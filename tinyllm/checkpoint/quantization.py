@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from tinyllm._mx import mx
 from tinyllm.checkpoint.forms import MadeTensor
 from tinyllm.config.packings import Awq, Fp8, Gptq, Int8, Mxfp4, Mxfp4Blocks, PackedInts
-from tinyllm.errors import UnsupportedQuantizationError
 
 __all__ = ["make"]
 
@@ -19,10 +18,7 @@ _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of each of eight rows, the one of its 
 
 
 def make(made: MadeTensor, arrays: Sequence[mx.array]) -> mx.array:
-    """Make a tensor of its `sources`, of which `arrays` are the data. Returns an array of the shape that is promised.
-
-    Raises UnsupportedQuantizationError for columns that are not in the order of their groups.
-    """
+    """Make a tensor of its `sources`, of which `arrays` are the data; returns an array of the promised shape."""
     if made.part == "weight":
         return _weight(made, arrays).reshape(made.shape)
     if isinstance(made.stored.packing, Mxfp4Blocks | Mxfp4):
@@ -37,13 +33,11 @@ def _weight(made: MadeTensor, arrays: Sequence[mx.array]) -> mx.array:
     """Return the words (rows, columns * bits / 32), or the dense matrix (rows, columns)."""
     stored = arrays[0]
     match made.stored.packing:
-        case Gptq(bits, group):
-            _check_order(made, arrays[1:], 32 // bits * stored.shape[0], group)
+        case Gptq():
             return mx.contiguous(stored.view(mx.uint32).T)
         case Awq():
             return _words(_awq_rows(stored).T)
-        case PackedInts(bits, group):
-            _check_order(made, arrays[1:], 32 // bits * stored.shape[1], group)
+        case PackedInts():
             return stored.view(mx.uint32)
         case Int8():
             return mx.bitwise_xor(stored.view(mx.uint8), 128).view(mx.uint32)
@@ -104,17 +98,6 @@ def _words(halves: mx.array) -> mx.array:
     """Pack numbers of four bits (rows, columns) uint8, lowest first: (rows, columns / 8) uint32."""
     pairs = mx.contiguous(halves).reshape(halves.shape[0], -1, 2)
     return mx.contiguous(pairs[..., 0] | (pairs[..., 1] << 4)).view(mx.uint32)
-
-
-def _check_order(made: MadeTensor, index: Sequence[mx.array], columns: int, group: int) -> None:
-    """Refuse columns that belong to other groups than those that they stand in."""
-    for found in index:
-        plain = mx.arange(columns) // (columns if group == -1 else group)
-        if not mx.array_equal(found.astype(mx.int32), plain).item():
-            raise UnsupportedQuantizationError(
-                f"{made.file}: {made.sources[0].name} ({made.stored.label}) has its columns sorted by activation"
-                " (desc_act), which tinyllm does not read; look for a version without"
-            )
 
 
 def _e4m3(codes: mx.array) -> mx.array:

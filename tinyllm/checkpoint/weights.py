@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tinyllm._mx import mx
+from tinyllm.checkpoint.claims import check_claims
 from tinyllm.checkpoint.contents import Contents, read_contents
 from tinyllm.checkpoint.forms import MadeTensor
 from tinyllm.checkpoint.gguf import load_part
@@ -102,8 +103,11 @@ class WeightStore:
     def of(cls, contents: Contents) -> WeightStore:
         """Hold what the headers have against the config.
 
+        Of those in other libraries' forms, small ones are read that decide whether the large ones can be.
+
         Raises TensorMismatchError, listing them all, for tensors that are missing, surplus or mis-shaped;
-        MissingFileError where that is for want of a file that the index names.
+        MissingFileError where that is for want of a file that the index names; UnsupportedQuantizationError for what
+        the small ones say.
         """
         folder, config, found, table = contents.path, contents.config, contents.files, contents.table
         tensors = table.tensors
@@ -125,7 +129,10 @@ class WeightStore:
         for name in sorted(useless):
             if is_spare_bias(name, tensors, config) and not _is_zero(tensors[name]):
                 raise TensorMismatchError(f"{folder}: {name} is not zero, but config.json has no bias there")
-        return cls({name: info for name, info in tensors.items() if name not in useless}, config)
+        used = {name: info for name, info in tensors.items() if name not in useless}
+        made = (part for info in used.values() for part in info.parts if isinstance(part, MadeTensor))
+        check_claims(dict.fromkeys(claim for part in made for claim in part.claims))
+        return cls(used, config)
 
     def cast(self, dtype: mx.Dtype | None, *, expand: bool = False) -> WeightStore:
         """Return the store, reading floating-point tensors as `dtype`; `expand` reads packed matrices as dense."""
