@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from io import StringIO
+
 import pytest
 
-from tinyllm.chat.lines import fit, is_open
+from tinyllm.chat import lines
+from tinyllm.chat.lines import PlainLines, fit, is_open
 from tinyllm.chat.repl import unquoted
+from tinyllm.errors import UsageError
 
 
 @pytest.mark.parametrize(
@@ -27,3 +31,13 @@ def test_a_footer_leaves_out_what_does_not_fit() -> None:
     assert fit(parts, 80) == "model · 1 of 2 tokens · 3 tokens/s"
     assert fit(parts, 25) == "model · 1 of 2 tokens"
     assert fit(parts, 7) == "model" and fit(parts, 3) == "mod" and fit([], 9) == ""
+
+
+@pytest.mark.parametrize("rest", ["x" * 21, '"""\n' + "x\n" * 9])
+def test_a_message_has_an_end(rest: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "MOST_BYTES", 20)
+    monkeypatch.setattr("sys.stdin", StringIO("x" * 19 + "\n" + rest))
+    read = PlainLines()
+    assert read.read("") == "x" * 19
+    with pytest.raises(UsageError, match="a message: larger than"):
+        read.read("")

@@ -287,9 +287,10 @@ def test_a_file_goes_with_the_next_message(
     model: Path, home: dict[str, str], tmp_path: Path, chats: Callable[[], list[Path]]
 ) -> None:
     (tmp_path / "notes.txt").write_text("buy milk\n")
-    typed = f"/read {tmp_path / 'notes.txt'}\nWhat is to be bought?\nand\n/read nowhere\n"
+    typed = f"/read {tmp_path / 'notes.txt'}\nWhat is to be bought?\nand\n/read nowhere\n/read /dev/zero\n"
     told = tinyllm("chat", "-m", model, "--eager", stdin=typed, env=home).stderr.decode()
     assert "goes with the next message" in told and "nowhere: No such file" in told
+    assert "/dev/zero: larger than 16 MB" in told
     said = [content for role, content in messages_of(chats()[0]) if role == "user"]
     assert said == ["notes.txt:\n\nbuy milk\n\nWhat is to be bought?", "and"]
 

@@ -13,6 +13,9 @@ import tiny
 from process import tinyllm
 from terminal import tinyllm_on_a_terminal
 
+from tinyllm.cli.prompt import read_prompt
+from tinyllm.errors import UsageError
+
 ANSWER = " one two three"
 
 
@@ -68,6 +71,13 @@ def test_the_template_is_applied_unless_raw(scripted: Path) -> None:
         "<|im_start|>system\nbe brief<|im_end|>\n" + rendered
     )
     assert prompt_ids("count", "-m", scripted, "--raw") == tiny.token_ids("count")
+
+
+def test_a_piped_prompt_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path("/dev/zero").open(encoding="utf-8") as endless:
+        monkeypatch.setattr("sys.stdin", endless)
+        with pytest.raises(UsageError, match="stdin: larger than 16 MB"):
+            read_prompt("-")
 
 
 def test_a_piped_prompt_is_read_and_follows_one_that_is_given(scripted: Path) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,24 @@ def test_a_line_that_is_not_utf_8_fails_alone(tmp_path: Path) -> None:
     broken, good = PromptsFile(str(tmp_path / "in.jsonl"))
     assert (broken.id, good.id, good.content()) == (None, 2, "x")
     assert broken.problem is not None and "is not JSON" in broken.problem
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "-"])
+def test_a_line_has_an_end(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path("/dev/zero").open(encoding="utf-8") as endless:
+        monkeypatch.setattr("sys.stdin", endless)
+        with pytest.raises(UsageError, match=r"(/dev/zero|stdin): line 1: larger than 16 MB"):
+            PromptsFile(name)
+
+
+def test_what_comes_through_a_pipe_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = b'{"prompt": "x"}\n' * 10
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(lines)))
+    monkeypatch.setattr("tinyllm.cli.prompts_file._MOST_PIPED", len(lines))
+    assert PromptsFile("-").count == 10
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(lines + b"{}")))
+    with pytest.raises(UsageError, match=r"stdin: more than .* write them to a file"):
+        PromptsFile("-")
 
 
 # ---------------------------------------------------------------- refused before anything is loaded

@@ -82,3 +82,8 @@ def test_what_cannot_be_meant_is_one_line(arguments: list[str], told: str, folde
 
 def test_a_window_that_the_model_cannot_see_is_refused(folders: tuple[Path, Path]) -> None:
     assert "256" in show(folders[0], "--context", "400", code=1)
+
+
+def test_a_text_without_an_end_is_refused(folders: tuple[Path, Path]) -> None:
+    line = show(folders[0], "/dev/zero", code=2)
+    assert line.startswith("tinyllm: /dev/zero: larger than ") and line.count("\n") == 1

@@ -18,8 +18,9 @@ from tinyllm.model.load import load_model
 from tinyllm.perplexity import score as score_module
 from tinyllm.perplexity.score import score, score_against
 from tinyllm.perplexity.statistics import perplexity
-from tinyllm.perplexity.text import DEFAULT_TEXT, common_tokens, read_text
+from tinyllm.perplexity.text import DEFAULT_TEXT, common_tokens
 from tinyllm.perplexity.windows import Window, windows
+from tinyllm.text.given import read_text
 
 VOCAB = tiny.CONFIG["vocab_size"]
 IDS = [int(i) for i in np.random.default_rng(5).integers(3, 250, 61)]
@@ -161,13 +162,6 @@ def test_the_text_of_the_package_is_long_and_plain() -> None:
     text = read_text(DEFAULT_TEXT)
     assert 50_000 < len(text) < 70_000 and text.isascii()
     assert text.startswith("CHAPTER I: DISCUSSION AND BED\n\nUp at the League, says a friend,")
-
-
-def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"\xff\xfe\x00")
-    for path in (tmp_path / "a", tmp_path / "absent", tmp_path):
-        with pytest.raises(UsageError, match=str(path)):
-            read_text(path)
 
 
 def test_tokens_of_two_models_must_be_the_same(folders: tuple[Path, Path], tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from tinyllm.bench.result import NOISY, Result, Spread
 from tinyllm.errors import SlowerError, UsageError
+from tinyllm.text.given import read_whole
 
 __all__ = ["RULE", "Change", "Key", "Old", "beyond_noise", "compare", "fail_if_slower", "read_report"]
 
@@ -71,7 +72,8 @@ class Old:
 def read_report(path: Path) -> Old:
     """Read what `-o json` wrote. Raises UsageError for anything else."""
     try:
-        report = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            report = json.loads(read_whole(file, str(path)))
         rates = {_key(result): Spread(**result["tps"]) for result in report["results"]}
         return Old(path, dict(report["machine"]), rates)
     except (ValueError, KeyError, TypeError, RecursionError) as error:

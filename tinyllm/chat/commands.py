@@ -14,11 +14,11 @@ from tinyllm.chat.figures import figures
 from tinyllm.chat.session import SETTINGS
 from tinyllm.chat.transcript import TranscriptStore, export_json, export_markdown, read_transcript
 from tinyllm.errors import ChatFileError, UsageError
+from tinyllm.text.given import read_text
 
 if TYPE_CHECKING:
     from tinyllm.chat.repl import Repl
 
-_MOST_BYTES = 8 << 20  # of a file that is read into a message
 _SHOWN = 20  # conversations of a list
 
 Kind = Literal["", "file", "model", "conversation", "setting", "command", "think"]
@@ -169,14 +169,7 @@ def _read(repl: Repl, argument: str) -> None:
     if not argument:
         raise UsageError("/read needs the name of a file")
     path = Path(argument).expanduser()
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise UsageError(f"{path}: larger than {_MOST_BYTES >> 20} MB, which no context holds")
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise UsageError(f"{path}: not a text") from None
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from error
+    text = read_text(path)
     repl.attached.append(f"{path.name}:\n\n{text.rstrip()}")
     tokens = len(repl.session.llm.tokenizer.encode(text))
     repl.screen.tell(f"{path.name}, {tokens:,} tokens, goes with the next message")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from tinyllm.chat.commands import ALIASES, COMMANDS, Kind
 from tinyllm.chat.session import SETTINGS
+from tinyllm.text.given import MOST_BYTES, too_large
 
 if TYPE_CHECKING:
     from prompt_toolkit.completion import Completer
@@ -29,7 +30,10 @@ class PlainLines:
         self._interactive = sys.stdin.isatty()
 
     def read(self, draft: str) -> str | None:
-        """Return the next line, or all lines up to the closing quotation marks."""
+        """Return the next line, or all lines up to the closing quotation marks.
+
+        Raises UsageError for one that does not end.
+        """
         interrupted = False
         while True:
             try:
@@ -45,12 +49,16 @@ class PlainLines:
 
     def _read(self) -> str | None:
         lines: list[str] = []
+        left = MOST_BYTES
         while True:
             if self._interactive:
                 print("... " if lines else "> ", end="", file=sys.stderr, flush=True)
-            line = sys.stdin.readline()
+            line = sys.stdin.readline(left + 1)
             if not line:
                 return "".join(lines) or None
+            left -= len(line)
+            if left < 0:
+                raise too_large("a message")
             lines.append(line)
             if not is_open("".join(lines)):
                 return "".join(lines).rstrip("\n")

@@ -61,8 +61,9 @@ def perplexity(
         from tinyllm.cli.progress import Progress
         from tinyllm.hub.locate import find_model, model_name
         from tinyllm.perplexity import score, statistics
-        from tinyllm.perplexity.text import DEFAULT_TEXT, common_tokens, read_text
+        from tinyllm.perplexity.text import DEFAULT_TEXT, common_tokens
         from tinyllm.perplexity.windows import windows
+        from tinyllm.text.given import read_text
 
         path = DEFAULT_TEXT if text is None else text
         content = read_text(path)

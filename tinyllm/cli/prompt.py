@@ -7,13 +7,15 @@ import stat
 import sys
 
 from tinyllm.errors import UsageError
+from tinyllm.text.given import read_whole
 
 
 def read_prompt(argument: str | None) -> str:
     """Return the argument, followed by what is piped or redirected into stdin after a blank line.
 
     A stdin that is neither a pipe nor a file is left alone unless the argument is "-": a service's would never end.
-    Raises UsageError when there is neither, or only a stdin that is empty: what was to fill it has failed.
+    Raises UsageError when there is neither, or only a stdin that is empty, as what was to fill it has failed; and for
+    one that does not end.
     """
     piped = _read_stdin() if argument == "-" or _is_redirected() else None
     if argument is None or argument == "-":
@@ -34,4 +36,4 @@ def _is_redirected() -> bool:
 
 
 def _read_stdin() -> str:
-    return sys.stdin.buffer.read().decode("utf-8", errors="replace").removesuffix("\n")
+    return read_whole(sys.stdin.buffer, "stdin").decode("utf-8", errors="replace").removesuffix("\n")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
+import os
+import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -14,10 +15,12 @@ from typing import IO, Any, NoReturn
 
 from tinyllm.engine.request import SamplingParams
 from tinyllm.errors import UsageError
+from tinyllm.text.given import MOST_BYTES, too_large
 
 Id = str | int | float
 
 SETTINGS = ("max_tokens", "stop", *(field.name for field in fields(SamplingParams)))
+_MOST_PIPED = 1 << 30  # bytes, which are copied to the disk
 KEYS = ("id", "prompt", "messages", *SETTINGS)
 
 
@@ -67,12 +70,12 @@ class PromptsFile:
     """The lines of a file, or of stdin (-), but for blank ones: as many as `count`, with those `ids`.
 
     Every line is looked at once here, and read again as it is iterated. Raises UsageError where two have the same id,
-    or there is none.
+    there is none, or the file or a line of it does not end.
     """
 
     def __init__(self, path: str) -> None:
         self.name = "stdin" if path == "-" else path
-        self._file = _open(path)
+        self._file = _open(path, self.name)
         self.count = 0
         numbers: dict[Id, int] = {}
         for line in self:
@@ -88,21 +91,34 @@ class PromptsFile:
 
     def __iter__(self) -> Iterator[Line]:
         self._file.seek(0)
-        for number, data in enumerate(self._file, start=1):
+        for number, data in enumerate(_lines(self._file, self.name), start=1):
             if data.strip():
                 yield _read_line(number, data)
 
 
-def _open(path: str) -> IO[bytes]:
+def _open(path: str, name: str) -> IO[bytes]:
     """Open a file for reading it twice, later; what comes through a pipe is copied."""
     if path == "-" and sys.stdin is None:
         raise UsageError("--prompts - reads stdin, and that is closed")
     source: IO[bytes] = sys.stdin.buffer if path == "-" else Path(path).open("rb")  # noqa: SIM115
-    if path != "-" and source.seekable():
+    if path != "-" and stat.S_ISREG(os.fstat(source.fileno()).st_mode):
         return source
-    copy = TemporaryFile()  # noqa: SIM115
-    shutil.copyfileobj(source, copy)
+    copy, left = TemporaryFile(), _MOST_PIPED  # noqa: SIM115
+    for line in _lines(source, name):
+        left -= len(line)
+        if left < 0:
+            raise UsageError(f"{name}: more than {_MOST_PIPED >> 20} MB: write them to a file, and give its name")
+        copy.write(line)
     return copy
+
+
+def _lines(file: IO[bytes], name: str) -> Iterator[bytes]:
+    number = 0
+    while line := file.readline(MOST_BYTES + 1):
+        number += 1
+        if len(line) > MOST_BYTES:
+            raise too_large(f"{name}: line {number}")
+        yield line
 
 
 def _read_line(number: int, data: bytes) -> Line:

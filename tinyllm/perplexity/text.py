@@ -9,19 +9,9 @@ from tinyllm.checkpoint.contents import Contents
 from tinyllm.errors import UsageError
 from tinyllm.text.tokenizer import Tokenizer
 
-__all__ = ["DEFAULT_TEXT", "common_tokens", "read_text"]
+__all__ = ["DEFAULT_TEXT", "common_tokens"]
 
 DEFAULT_TEXT = Path(__file__).parents[1] / "data" / "news_from_nowhere.txt"
-
-
-def read_text(path: Path) -> str:
-    """Read a UTF-8 file. Raises UsageError for what is none."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise UsageError(f"{path}: is not text in UTF-8") from None
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from error
 
 
 def common_tokens(text: str, models: Sequence[Contents], limit: int | None) -> list[int]:

@@ -1,0 +1,39 @@
+"""Text that a person gives, in a file or through a pipe, read no further than anybody can mean. No mlx."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import IO
+
+from tinyllm.errors import UsageError
+
+__all__ = ["MOST_BYTES", "read_text", "read_whole", "too_large"]
+
+MOST_BYTES = 16 << 20  # about four million tokens of English
+
+
+def read_text(path: Path) -> str:
+    """Read a UTF-8 file. Raises UsageError, naming it, for what is none, or goes on for more than `MOST_BYTES`."""
+    try:
+        with path.open("rb") as file:
+            text = read_whole(file, str(path)).decode("utf-8")
+    except UnicodeDecodeError:
+        raise UsageError(f"{path}: is not text in UTF-8") from None
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_whole(file: IO[bytes], name: str) -> bytes:
+    """Read to the end. Raises UsageError, with the file's name, where that is more than `MOST_BYTES` away."""
+    content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise too_large(name)
+    return content
+
+
+def too_large(name: str) -> UsageError:
+    """Return the error for a text that is larger than `MOST_BYTES`."""
+    return UsageError(
+        f"{name}: larger than {MOST_BYTES >> 20} MB, the most that is read of one text: give a part of it"
+    )
