@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from tinyllm.bench.compare import RULE, Change
-from tinyllm.bench.report import FORMATS, Report
+from tinyllm.bench.report import FORMATS, Report, as_shown, changes_table
 from tinyllm.bench.result import Result, Sample, Subject
 from tinyllm.bench.workload import Workload
 
@@ -72,6 +72,59 @@ def test_md_is_the_table_of_llama_bench_with_details_below() -> None:
     assert second["between tokens p50 / p95 / max, ms"] == "200.0 / 300.0 / 300.0"
     assert (second["read a token"], second["of bandwidth"], second["first token, ms"]) == ("6.0 MiB", "3%", "-")
     assert rest == ["", "The spread is over 10% of the mean: pp512 (47%)."]
+
+
+SHOWN = """\
+- tinyllm 1 on an Abacus
+- tiny: bf16 weights, computing in float32, mode fused, paged
+  KV cache, loaded in 0.50 s, 6.0 MiB, 1.50 M parameters
+- memory is read at 1.0 GB/s (measured)
+
+| test       | batch |            t/s |
+| ---------- | ----: | -------------: |
+| pp512      |     1 | 192.00 ± 90.51 |
+| tg2 @ d256 |     1 |    4.00 ± 0.00 |
+
+|                        |           pp512 |
+| ---------------------- | --------------: |
+| median t/s             |          192.00 |
+| min … max              | 128.00 … 256.00 |
+| prefill t/s            |          192.00 |
+| first token, ms        |          3000.0 |
+| peak memory            |         9.0 MiB |
+| KV a token / held, KiB |       2.0 / 4.0 |
+
+|                                    |            tg2 @ d256 |
+| ---------------------------------- | --------------------: |
+| median t/s                         |                  4.00 |
+| min … max                          |           4.00 … 4.00 |
+| decode t/s                         |                  4.00 |
+| between tokens p50 / p95 / max, ms | 200.0 / 300.0 / 300.0 |
+| peak memory                        |               8.0 MiB |
+| KV a token / held, KiB             |             2.0 / 4.0 |
+| read a token                       |               6.0 MiB |
+| of bandwidth                       |                    3% |
+
+The spread is over 10% of the mean: pp512 (47%).
+"""
+
+
+def test_a_terminal_shows_the_same_in_tables_that_it_is_wide_enough_for() -> None:
+    assert as_shown(REPORT, 62) == SHOWN
+    side_by_side = as_shown(REPORT, 80)
+    assert "|                                    |           pp512 |            tg2 @ d256 |\n" in side_by_side
+    assert max(map(len, side_by_side.splitlines())) <= 80
+    assert as_shown(REPORT, 500) == FORMATS["md"](REPORT)
+
+
+def test_a_terminal_shows_of_changes_what_tells_them_apart() -> None:
+    changes = [Change("tiny", "fused", "paged", test, 1, 200.0, 150.0, -0.25, True) for test in ("pp8", "tg4")]
+    table = changes_table(changes, 80)
+    assert table.startswith("| test | old t/s | new t/s | change | beyond the noise |\n")
+    assert max(map(len, table.splitlines())) <= 80
+    assert changes_table(changes, 120).startswith("| model | features | kv    | test | batch |")
+    apart = changes_table([changes[0], replace(changes[1], kv="dense")], 80)
+    assert apart.startswith("| kv    | test | old t/s |")
 
 
 def test_features_have_a_column_where_there_are_several() -> None:

@@ -1,4 +1,4 @@
-"""A report of all results as a table (md), csv, json, or a line of JSON a test (jsonl). No mlx."""
+"""A report of all results as a table (md), csv, json, or a line of JSON a test (jsonl), or for a terminal. No mlx."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from textwrap import fill
+from typing import Any, TypeVar
 
-from tinyllm.bench.compare import RULE, Change
+from tinyllm.bench.compare import RULE, Change, Key
 from tinyllm.bench.result import NOISY, Gaps, Result, Spread, Subject
 
-__all__ = ["FORMATS", "Report", "changes_table", "differing", "md_table"]
+__all__ = ["FORMATS", "Report", "as_shown", "changes_table", "differing", "md_table", "name_of"]
 
 
 @dataclass(frozen=True)
@@ -68,27 +69,60 @@ def as_csv(report: Report) -> str:
 def as_md(report: Report) -> str:
     """Write llama-bench's table (mean ± standard deviation), and below it what else was measured."""
     results = report.results
-    subjects = list(dict.fromkeys(result.model for result in results))
-    lines = [report.title, *(_describe(subject) for subject in subjects)]
-    lines.append(f"memory is read at {report.bandwidth / 1e9:.1f} GB/s (measured)")
-    speed = {**_SPEED, "backend": lambda r: str(report.machine["backend"]), **_TEST}
-    for column in {"features", "kv"} - differing(results).keys():
-        del speed[column]
-    details = {"test": lambda r: _name(r, results), **_DETAILS}
-    if all(result.workload.batch == 1 for result in results):
-        del details["a row"]
-    parts = ["\n".join(f"- {line}" for line in lines), _columns(speed, results), _columns(details, results)]
-    noisy = [f"{_name(r, results)} ({r.tps.relative:.0%})" for r in results if r.tps.relative > NOISY]
-    if noisy:
-        parts.append(f"The spread is over {NOISY:.0%} of the mean: {', '.join(noisy)}.")
-    if any((r.bandwidth_share or 0) > 1 for r in results):
-        parts.append("More than the bandwidth: the machine was busier while that was measured than during the tests.")
-    if report.changes:
-        parts.append(changes_table(report.changes))
-    return "\n\n".join(parts) + "\n"
+    about = [_describe(subject) for subject in _subjects(results)]
+    speed = {**_SPEED, "backend": lambda r: str(report.machine["backend"]), **_test(results)}
+    details = {"test": lambda r: name_of(r, results), **_details(results)}
+    return _page(report, about, [_table(speed, results), _table(details, results)])
+
+
+def as_shown(report: Report, width: int) -> str:
+    """Write what `as_md` does for a terminal of `width` columns: where it is wider, laid out for them.
+
+    What a model is stands above the tables then, and what else was measured has a line a measure, as many tests side
+    by side as there is room for. What no test has is left out.
+    """
+    whole = as_md(report)
+    if max(map(len, whole.splitlines())) <= width:
+        return whole
+    results = report.results
+    about = [
+        f"{_describe(subject)}, {_mib(subject.size_bytes)}, {_millions(subject.params)} parameters"
+        for subject in _subjects(results)
+    ]
+    model = {"model": _VARIANT["model"]} if "model" in differing(results) else {}
+    tables = [_table({**model, **_test(results)}, results), *_turned(_details(results), results, width)]
+    return _page(report, about, tables, width)
 
 
 FORMATS: Mapping[str, Callable[[Report], str]] = {"md": as_md, "csv": as_csv, "json": as_json, "jsonl": as_jsonl}
+
+
+def _page(report: Report, about: Sequence[str], tables: Sequence[str], width: int | None = None) -> str:
+    """Put what was measured where above the tables, and remarks below; lines of text are broken at `width`."""
+    results = report.results
+    lines = [report.title, *about, f"memory is read at {report.bandwidth / 1e9:.1f} GB/s (measured)"]
+    parts = ["\n".join(_filled(f"- {line}", width, indent="  ") for line in lines), *tables]
+    noisy = [f"{name_of(r, results)} ({r.tps.relative:.0%})" for r in results if r.tps.relative > NOISY]
+    if noisy:
+        parts.append(_filled(f"The spread is over {NOISY:.0%} of the mean: {', '.join(noisy)}.", width))
+    if any((r.bandwidth_share or 0) > 1 for r in results):
+        parts.append(
+            _filled(
+                "More than the bandwidth: the machine was busier while that was measured than during the tests.",
+                width,
+            )
+        )
+    if report.changes:
+        parts.append(changes_table(report.changes, width))
+    return "\n\n".join(parts) + "\n"
+
+
+def _filled(text: str, width: int | None, indent: str = "") -> str:
+    return text if width is None else fill(text, width, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def _subjects(results: Sequence[Result]) -> list[Subject]:
+    return list(dict.fromkeys(result.model for result in results))
 
 
 def differing(results: Sequence[Result]) -> dict[str, Callable[[Result], str]]:
@@ -108,24 +142,31 @@ def md_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         )
         return f"| {' | '.join(padded)} |"
 
-    rule = " | ".join("-" * (w - 1) + (":" if r else "-") for w, r in zip(widths, right, strict=True))
+    rule = " | ".join("-" * (w - 1) + (":" if r else _NONE) for w, r in zip(widths, right, strict=True))
     return "\n".join([line(header), f"| {rule} |", *map(line, rows)])
 
 
-def changes_table(changes: Sequence[Change]) -> str:
-    """Write old and new side by side, and by which rule a change counts."""
-    header = ["model", "features", "kv", "test", "batch", "old t/s", "new t/s", "change", "beyond the noise"]
-    table = md_table(
-        header,
-        [
-            [
-                *(c.model, c.features, c.kv, c.test, str(c.batch)),
-                *(f"{c.old:.2f}", f"{c.new:.2f}", f"{c.change:+.1%}", "yes" if c.beyond_noise else "no"),
-            ]
-            for c in changes
-        ],
-    )
-    return f"{table}\n\n{RULE}"
+def changes_table(changes: Sequence[Change], width: int | None = None) -> str:
+    """Write old and new side by side, and by which rule a change counts.
+
+    Where that is wider than `width`, what is the same of all tests is left out.
+    """
+    columns: Mapping[str, Callable[[Change], str]] = {
+        "model": lambda c: c.model,
+        "features": lambda c: c.features,
+        "kv": lambda c: c.kv,
+        "test": lambda c: c.test,
+        "batch": lambda c: str(c.batch),
+        "old t/s": lambda c: f"{c.old:.2f}",
+        "new t/s": lambda c: f"{c.new:.2f}",
+        "change": lambda c: f"{c.change:+.1%}",
+        "beyond the noise": lambda c: "yes" if c.beyond_noise else "no",
+    }
+    table = _table(columns, changes)
+    if width is not None and _width(table) > width:
+        same = {name for name in Key._fields if name != "test" and len({columns[name](c) for c in changes}) == 1}
+        table = _table({name: cell for name, cell in columns.items() if name not in same}, changes)
+    return f"{table}\n\n{_filled(RULE, width)}"
 
 
 def _describe(subject: Subject) -> str:
@@ -135,7 +176,7 @@ def _describe(subject: Subject) -> str:
     )
 
 
-def _name(result: Result, results: Sequence[Result]) -> str:
+def name_of(result: Result, results: Sequence[Result]) -> str:
     """The test, how many at once, and whose it is where there are several."""
     whose = [cell(result) for cell in differing(results).values()]
     rows = [f"x {result.workload.batch}"] * (result.workload.batch > 1)
@@ -150,12 +191,17 @@ def _mib(count: float) -> str:
     return f"{count / 2**20:,.1f} MiB"
 
 
+def _millions(count: float) -> str:
+    return f"{count / 1e6:.2f} M"
+
+
 def _kib(count: float) -> str:
     return f"{count / 1024:.1f}"
 
 
 _Columns = Mapping[str, Callable[[Result], str]]
 
+_NONE, _A_ROW = "-", "a row"
 _VARIANT: _Columns = {
     "model": lambda r: r.model.name,
     "features": lambda r: r.model.features,
@@ -164,7 +210,7 @@ _VARIANT: _Columns = {
 _SPEED: _Columns = {
     "model": _VARIANT["model"],
     "size": lambda r: _mib(r.model.size_bytes),
-    "params": lambda r: f"{r.model.params / 1e6:.2f} M",
+    "params": lambda r: _millions(r.model.params),
 }
 _TEST: _Columns = {
     "features": _VARIANT["features"],
@@ -176,22 +222,57 @@ _TEST: _Columns = {
 _DETAILS: _Columns = {
     "median t/s": lambda r: f"{r.tps.median:.2f}",
     "min … max": lambda r: f"{r.tps.min:.2f} … {r.tps.max:.2f}",
-    "prefill t/s": lambda r: f"{r.prefill_tps.median:.2f}" if r.prefill_tps else "-",
-    "first token, ms": lambda r: _milliseconds(r.ttft_s.median) if r.ttft_s else "-",
-    "decode t/s": lambda r: f"{r.decode_tps.median:.2f}" if r.decode_tps else "-",
-    "a row": lambda r: f"{r.decode_tps.median / r.workload.batch:.2f}" if r.decode_tps else "-",
+    "prefill t/s": lambda r: f"{r.prefill_tps.median:.2f}" if r.prefill_tps else _NONE,
+    "first token, ms": lambda r: _milliseconds(r.ttft_s.median) if r.ttft_s else _NONE,
+    "decode t/s": lambda r: f"{r.decode_tps.median:.2f}" if r.decode_tps else _NONE,
+    _A_ROW: lambda r: f"{r.decode_tps.median / r.workload.batch:.2f}" if r.decode_tps else _NONE,
     "between tokens p50 / p95 / max, ms": lambda r: (
-        _milliseconds(r.gaps.p50_s, r.gaps.p95_s, r.gaps.max_s) if r.gaps else "-"
+        _milliseconds(r.gaps.p50_s, r.gaps.p95_s, r.gaps.max_s) if r.gaps else _NONE
     ),
     "peak memory": lambda r: _mib(r.peak_bytes),
     "KV a token / held, KiB": lambda r: f"{_kib(r.model.kv_bytes_per_token)} / {_kib(r.kv_bytes_held)}",
-    "read a token": lambda r: _mib(r.read_bytes) if r.read_bytes else "-",
-    "of bandwidth": lambda r: f"{r.bandwidth_share:.0%}" if r.bandwidth_share else "-",
+    "read a token": lambda r: _mib(r.read_bytes) if r.read_bytes else _NONE,
+    "of bandwidth": lambda r: f"{r.bandwidth_share:.0%}" if r.bandwidth_share else _NONE,
 }
 
 
-def _columns(columns: _Columns, results: Sequence[Result]) -> str:
-    return md_table(list(columns), [[cell(result) for cell in columns.values()] for result in results])
+def _test(results: Sequence[Result]) -> _Columns:
+    same = {"features", "kv"} - differing(results).keys()
+    return {name: cell for name, cell in _TEST.items() if name not in same}
+
+
+def _details(results: Sequence[Result]) -> _Columns:
+    alone = all(result.workload.batch == 1 for result in results)
+    return {name: cell for name, cell in _DETAILS.items() if not (alone and name == _A_ROW)}
+
+
+_Row = TypeVar("_Row")
+
+
+def _table(columns: Mapping[str, Callable[[_Row], str]], rows: Sequence[_Row]) -> str:
+    return md_table(list(columns), [[cell(row) for cell in columns.values()] for row in rows])
+
+
+def _turned(measures: _Columns, results: Sequence[Result], width: int) -> list[str]:
+    """Make tables with a line a measure and a column a test, each with as many tests as `width` holds."""
+    left, tables = list(results), []
+    while left:
+        for count in range(len(left), 0, -1):
+            table = _measured(measures, left[:count], results)
+            if _width(table) <= width or count == 1:
+                break
+        tables.append(table)
+        left = left[count:]
+    return tables
+
+
+def _measured(measures: _Columns, some: Sequence[Result], results: Sequence[Result]) -> str:
+    rows = [[name, *map(cell, some)] for name, cell in measures.items()]
+    return md_table(["", *(name_of(r, results) for r in some)], [row for row in rows if set(row[1:]) != {_NONE}])
+
+
+def _width(table: str) -> int:
+    return max(map(len, table.splitlines()))
 
 
 def _head(report: Report) -> dict[str, Any]:

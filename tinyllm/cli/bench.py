@@ -170,7 +170,7 @@ def _measure(
 ) -> None:
     from tinyllm.bench.compare import compare as compared
     from tinyllm.bench.compare import fail_if_slower, read_report
-    from tinyllm.bench.report import FORMATS, changes_table
+    from tinyllm.bench.report import FORMATS, as_shown, changes_table
     from tinyllm.bench.run import run
 
     old = None if compare is None else read_report(compare)
@@ -182,9 +182,10 @@ def _measure(
         report = replace(report, changes=compared(old, report.results))
         for difference in old.differences(report.machine):
             console.say(f"--compare: {difference}")
-    _write(FORMATS[form](report), output)
+    width = None if output or form != "md" else console.stdout_columns()
+    _write(FORMATS[form](report) if width is None else as_shown(report, width), output)
     if report.changes and form in ("csv", "jsonl"):
-        typer.echo(changes_table(report.changes), err=True)
+        typer.echo(changes_table(report.changes, console.columns()), err=True)
     if plot is not None:
         from tinyllm.bench.plot import draw
 
@@ -244,13 +245,13 @@ def _show_chart(report: Report) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from tinyllm.bench.report import name_of
+
     for answers in (False, True):
         results = [r for r in report.results if (r.workload.prompt == 0) == answers]
         highest = max((r.tps.median for r in results), default=0)
         chart = Table.grid(padding=(0, 1))
         for result in results:
             bar = Bar(highest, 0, result.tps.median, width=40, color="cyan")
-            rows = [f"x {result.workload.batch}"] * (result.workload.batch > 1)
-            name = " ".join([result.model.name, result.model.features, result.workload.label, *rows])
-            chart.add_row(name, bar, f"{result.tps.median:.1f} tokens/s")
+            chart.add_row(name_of(result, report.results), bar, f"{result.tps.median:.1f} tokens/s")
         Console(stderr=True).print(chart)

@@ -62,6 +62,11 @@ def columns() -> int | None:
     return os.get_terminal_size(sys.stderr.fileno()).columns or None if on_terminal() else None
 
 
+def stdout_columns() -> int | None:
+    """How wide the terminal is that the answer is shown on; None where it is not, or does not say."""
+    return os.get_terminal_size(sys.stdout.fileno()).columns or None if sys.stdout.isatty() else None
+
+
 def _explain(error: Exception) -> str:
     if isinstance(error, TinyllmError):
         return str(error)
