@@ -59,6 +59,21 @@ def test_ctrl_c_that_comes_when_the_answer_is_over_does_not_end_the_chat(monkeyp
     assert [message.content for message in repl.session.conversation.messages] == ["one", "ONE", "two", "TWO"]
 
 
+def test_ctrl_c_before_a_message_is_asked_gives_it_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llm, typed = FakeLLM(), Typed(["one", "//two", "/retry", "/exit"])
+    model = chat_model(lambda: llm)
+    assert model.llm is llm
+    repl, written, _ = chat(typed, model)
+    answer = llm.answer
+    monkeypatch.setattr(llm, "answer", lambda ids, **_: answer(ids) if not llm.asked else interrupt())
+    repl.run()
+    assert typed.drafts == ["", "", "//two", "one"]  # /retry had taken the question back already
+    assert (written, capsys.readouterr().err) == (["ONE", "\n"], "(stopped)\n(stopped)\n")
+    assert repl.session.conversation.messages == []
+
+
 def test_a_second_ctrl_c_in_an_answer_ends_the_chat(monkeypatch: pytest.MonkeyPatch) -> None:
     llm, typed = FakeLLM(), Typed(["one", "two"])
     model = chat_model(lambda: llm)

@@ -195,6 +195,23 @@ def test_no_save_writes_nothing(model: Path, home: dict[str, str], chats: Callab
     assert chats() == []
 
 
+def test_thinking_says_where_a_template_has_no_switch_for_it(model: Path, home: dict[str, str]) -> None:
+    done = tinyllm("chat", "-m", model, "--eager", stdin="/think on\n/think default\n", env=home)
+    none, default = done.stderr.decode().splitlines()
+    assert none == "thinking: on (without effect: this model's template has no switch for it)"
+    assert default == "thinking: as the template says"
+
+
+def test_what_is_in_force_is_shown_in_columns_and_paths_are_whole(model: Path, home: dict[str, str]) -> None:
+    system = "Be kind. " * 20
+    done = tinyllm("chat", "-m", model, "--eager", "-s", system, stdin="/show\n", env=home)
+    lines = done.stderr.decode().splitlines()
+    assert f"folder        {model}" in lines
+    first = next(number for number, line in enumerate(lines) if line.startswith("system        Be kind."))
+    assert lines[first + 1].startswith(" " * 14 + "kind. Be kind.")
+    assert max(len(line) for line in lines if str(model) not in line) <= 80
+
+
 def test_a_conversation_is_resumed_with_its_model_and_settings(
     model: Path, home: dict[str, str], chats: Callable[[], list[Path]]
 ) -> None:
@@ -492,6 +509,7 @@ def test_a_terminal_without_colours_gets_none(model: Path, start: Callable[..., 
 
 def test_plain_shows_the_text_as_it_is(model: Path, start: Callable[..., Terminal]) -> None:
     terminal = start(model, "--plain")
+    assert "/help says what there is" in terminal.shown
     terminal.enter("hello")
     terminal.wait_for(ANSWER)
     terminal.wait_for_prompt()

@@ -98,6 +98,17 @@ def test_reasoning_is_read_under_any_of_its_names(key):
     assert render("{{ messages[0].reasoning_content }}{{ messages[0].thinking }}", [message]) == "aa"
 
 
+def test_what_a_template_reads_is_known_without_rendering():
+    switch = ChatTemplate({"default": "{% if enable_thinking is defined and enable_thinking %}<think>{% endif %}"})
+    assert switch.reads("thinking", "enable_thinking") and not switch.reads("thinking")
+    own = ChatTemplate(
+        {"default": "{% set thinking = 1 %}{% for m in messages %}{{ m.thinking }}{{ thinking }}{% endfor %}"}
+    )
+    assert own.reads("messages") and not own.reads("thinking")
+    with pytest.raises(ChatTemplateError, match="broken in line 1"):
+        ChatTemplate({"default": "{% if %}"}).reads("thinking")
+
+
 def test_messages_are_not_changed():
     chat = tool_chat('{"city": 1}')
     before = json.dumps(chat)

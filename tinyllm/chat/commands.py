@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from textwrap import fill
+from textwrap import TextWrapper, fill
 from typing import TYPE_CHECKING, Any, Literal
 
 from tinyllm.chat.figures import figures
@@ -52,7 +52,7 @@ def find_command(name: str) -> Command:
 def _help(repl: Repl, argument: str) -> None:
     if argument:
         command = find_command(argument.removeprefix("/"))
-        repl.screen.tell(f"{_usage(command)}\n  {command.help}")
+        repl.screen.tell(f"{_usage(command)}\n{_indented(command.help, repl.screen.width)}")
         return
     width = max(len(_usage(command)) for command in COMMANDS)
     if repl.screen.width < width + 30:
@@ -83,7 +83,7 @@ def _set(repl: Repl, argument: str) -> None:
     name, _, text = argument.partition(" ")
     name = name.replace("-", "_")
     if not name:
-        repl.screen.tell(_table(repl.session.in_force) or "all is as the model says")
+        repl.screen.tell(_table(repl.session.in_force, repl.screen.width) or "all is as the model says")
         return
     if name not in SETTINGS:
         near = get_close_matches(name, SETTINGS, n=1, cutoff=0.5)
@@ -112,17 +112,17 @@ def _show(repl: Repl, argument: str) -> None:
     session = repl.session
     template = session.llm.tokenizer.chat_template
     names = "none" if template is None else ", ".join(template.templates)
-    thinking = {None: "as the template says", True: "on", False: "off"}[session.thinking.wanted]
     about = {
-        "model": f"{session.model.title} ({session.llm.path})",
+        "model": session.model.title,
+        "folder": session.llm.path,
         "family": f"{session.llm.config.model_type}, {session.llm.config.num_hidden_layers} layers",
         "context": f"{session.llm.context:,} tokens, when it is full: {session.overflow}",
         "template": names,
-        "thinking": thinking,
+        "thinking": session.thinking.told(template),
         "system": session.conversation.system or "none",
         "conversation": f"{len(session.conversation.messages)} messages, {_where(repl)}",
     }
-    repl.screen.tell(_table({**about, **session.in_force}))
+    repl.screen.tell(_table({**about, **session.in_force}, repl.screen.width))
 
 
 def _where(repl: Repl) -> str:
@@ -244,17 +244,24 @@ def _think(repl: Repl, argument: str) -> None:
     if argument not in states and argument:
         raise UsageError(f"/think takes on, off, default or show, not {argument!r}")
     session.thinking.wanted = states[argument] if argument else session.thinking.wanted is not True
-    wanted = session.thinking.wanted
-    repl.screen.tell("thinking: " + {True: "on", False: "off", None: "as the template says"}[wanted])
+    repl.screen.tell(f"thinking: {session.thinking.told(session.llm.tokenizer.chat_template)}")
 
 
 def _exit(repl: Repl, argument: str) -> None:
     repl.over = True
 
 
-def _table(values: Mapping[str, Any]) -> str:
-    width = max(map(len, values), default=0)
-    return "\n".join(f"{name:{width}}  {value}" for name, value in values.items())
+def _table(values: Mapping[str, Any], width: int) -> str:
+    """Write a line a value, which goes on below itself where it is longer; a path is not broken."""
+    indent = max(map(len, values), default=0) + 2
+    lines = TextWrapper(max(width, indent + 10), break_long_words=False, break_on_hyphens=False)
+    lines.subsequent_indent = " " * indent
+    rows = []
+    for name, value in values.items():
+        for number, line in enumerate(str(value).splitlines() or [""]):
+            lines.initial_indent = f"{'' if number else name:{indent}}"
+            rows.append(lines.fill(line))
+    return "\n".join(rows)
 
 
 def _short(text: str) -> str:

@@ -76,8 +76,9 @@ class Repl:
             except KeyboardInterrupt:
                 if self.over:
                     raise
+                self.screen.tell("(stopped)")
                 if not self.session.model.is_loaded:
-                    self.draft = line  # nobody waits for the model any more: the line can be changed
+                    self.draft = self.draft or line  # nobody waits for the model any more: it can be changed
 
     def take(self, line: str) -> None:
         """Do what a line says. Raises TinyllmError."""
@@ -87,16 +88,23 @@ class Repl:
         if text == line and text.startswith("/") and not text.startswith("//"):
             name, _, argument = text[1:].strip().partition(" ")
             message = find_command(name).run(self, argument.strip())
+            if message is not None:
+                self.answer(message, message)
         else:
             message = text[1:] if text.startswith("//") else text
-            message = "\n\n".join([*self.attached, message])
-        if message is not None:
-            self.answer(message)
+            self.answer("\n\n".join([*self.attached, message]), line)
 
-    def answer(self, message: str) -> None:
-        """Have a message answered. Ctrl-C ends the answer, a second one the chat. Raises TinyllmError."""
+    def answer(self, message: str, typed: str) -> None:
+        """Have a message answered. Ctrl-C ends the answer, a second one the chat. Raises TinyllmError.
+
+        Before the message is asked, Ctrl-C gives back what was `typed` of it, to be changed.
+        """
         dropped = self.session.dropped
-        answer, chunks = self.session.ask(message)
+        try:
+            answer, chunks = self.session.ask(message)
+        except KeyboardInterrupt:
+            self.draft = typed
+            raise
         if self.session.dropped > dropped:
             self.screen.tell(f"({self.session.dropped - dropped} of the oldest messages are forgotten)")
         self.attached.clear()

@@ -14,12 +14,14 @@ from tinyllm.errors import ContextLengthError, UsageError
 if TYPE_CHECKING:
     from tinyllm.chat.model import ChatModel
     from tinyllm.llm import LLM, Answer, Chunk, Statistics
+    from tinyllm.text.chat_template import ChatTemplate
 
 Overflow = Literal["stop", "shift"]
 
 # Where a model's makers say nothing: lively, and without the tail of what is unlikely.
 TALK: Mapping[str, float] = {"temperature": 0.7, "top_p": 0.95}
 SETTINGS = (*(field.name for field in fields(SamplingParams)), "max_tokens", "stop")
+_SWITCHES = ("enable_thinking", "thinking")  # as templates call it
 _ROOM_SHARE = 8  # of the context, one part of this many is to be left for an answer before turns are dropped
 
 
@@ -32,7 +34,16 @@ class Thinking:
     @property
     def template_args(self) -> dict[str, Any]:
         """The variables by which templates know it."""
-        return {} if self.wanted is None else {"enable_thinking": self.wanted, "thinking": self.wanted}
+        return {} if self.wanted is None else dict.fromkeys(_SWITCHES, self.wanted)
+
+    def told(self, template: ChatTemplate | None) -> str:
+        """Say what is wanted, and whether a template has a switch for it at all."""
+        if self.wanted is None:
+            return "as the template says"
+        idle = template is not None and not template.reads(*_SWITCHES)
+        return (
+            "on" if self.wanted else "off"
+        ) + " (without effect: this model's template has no switch for it)" * idle
 
 
 class Session:

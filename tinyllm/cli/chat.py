@@ -129,7 +129,7 @@ def _chat(opening: _Opening) -> None:
                 session.set(key, value)
             if opening.system is not None:
                 session.set_system(opening.system)
-        elif _is_interactive(opening):
+        elif sys.stdin.isatty():
             repl.screen.tell(f"{model.title} · /help says what there is, Ctrl-D leaves")
         repl.run()
         if not session.model.is_loaded:

@@ -57,6 +57,19 @@ class ChatTemplate:
         known = ", ".join(sorted(self.templates))
         raise ChatTemplateError(f"there is no chat template named {wanted[-1]!r}; the model has: {known}")
 
+    def reads(self, *names: str) -> bool:
+        """Whether the default template looks at any of these variables; others that are given have no effect.
+
+        Raises ChatTemplateError where it is broken.
+        """
+        from jinja2.meta import find_undeclared_variables
+
+        from tinyllm.text.sandbox import BoundedEnvironment
+
+        source = self.source()
+        self._compiled(source)  # raises
+        return not find_undeclared_variables(BoundedEnvironment().parse(source)).isdisjoint(names)
+
     def render(
         self,
         messages: Sequence[Message],
