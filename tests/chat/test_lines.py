@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 
 from tinyllm.chat import lines
-from tinyllm.chat.lines import PlainLines, fit, is_open
+from tinyllm.chat.lines import PlainLines, fit, fit_named, is_open
 from tinyllm.chat.repl import unquoted
 from tinyllm.errors import UsageError
 
@@ -31,6 +31,19 @@ def test_a_footer_leaves_out_what_does_not_fit() -> None:
     assert fit(parts, 80) == "model · 1 of 2 tokens · 3 tokens/s"
     assert fit(parts, 25) == "model · 1 of 2 tokens"
     assert fit(parts, 7) == "model" and fit(parts, 3) == "mod" and fit([], 9) == ""
+
+
+def test_a_footer_cuts_the_name_for_its_figures() -> None:
+    figures = ["1 of 2 tokens", "3 tokens/s", "first token 4 s"]
+    whole = "the-name-of-a-model · 1 of 2 tokens · 3 tokens/s · first token 4 s"
+    assert fit_named("the-name-of-a-model", figures, len(whole)) == whole
+    assert (
+        fit_named("the-name-of-a-model", figures, 60)
+        == "the-name-of-… · 1 of 2 tokens · 3 tokens/s · first token 4 s"
+    )
+    assert fit_named("the-name-of-a-model", figures, 54) == "the-name-of-a-model · 1 of 2 tokens · 3 tokens/s"
+    assert fit_named("tiny", figures, 20) == "tiny · 1 of 2 tokens"
+    assert fit_named("tiny", figures, 19) == "1 of 2 tokens"
 
 
 @pytest.mark.parametrize("rest", ["x" * 21, '"""\n' + "x\n" * 9])

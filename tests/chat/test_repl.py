@@ -91,7 +91,8 @@ def test_a_narrow_footer_says_how_full_the_context_is() -> None:
     repl, _, _ = chat(Typed([]), chat_model(FakeLLM, name="a-long-name-of-a-model"))
     assert repl.session.llm
     assert repl.footer(80) == "a-long-name-of-a-model · 0 of 1,000 tokens, 1,000 left"
-    assert repl.footer(40) == "0 of 1,000 tokens, 1,000 left"
+    assert repl.footer(40) == "a-long-… · 0 of 1,000 tokens, 1,000 left"
+    assert repl.footer(39) == "0 of 1,000 tokens, 1,000 left"
     assert repl.footer(20) == "0 of 1,000 tokens, 1"
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 _QUOTES = '"""'
+_LEAST_NAME = 8  # columns of a name that is cut
 
 
 class PlainLines:
@@ -156,6 +157,16 @@ def fit(parts: Sequence[str], width: int) -> str:
         if len(line) <= width:
             return line
     return parts[0][:width] if parts else ""
+
+
+def fit_named(name: str, parts: Sequence[str], width: int) -> str:
+    """Join a name and as many of the parts as fit; the name is cut for their sake, and left out for the first's."""
+    for count in range(len(parts), 0, -1):
+        rest = " · ".join(parts[:count])
+        room = width - len(rest) - len(" · ")
+        if room >= min(len(name), _LEAST_NAME):
+            return f"{name if len(name) <= room else name[: room - 1] + '…'} · {rest}"
+    return fit(parts, width)
 
 
 def _completer(names: Callable[[Kind], Iterable[str]]) -> Completer:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from tinyllm.chat.commands import find_command
 from tinyllm.chat.interrupt import cancelling
-from tinyllm.chat.lines import fit
+from tinyllm.chat.lines import fit, fit_named
 from tinyllm.chat.session import Session
 from tinyllm.chat.transcript import Saved, Transcript
 from tinyllm.errors import TinyllmError
@@ -129,11 +129,10 @@ class Repl:
         if not session.model.is_loaded:
             return fit([f"loading {session.model.title}", "what you type waits for it"], width)
         used, context, statistics = self._used(), session.llm.context, session.statistics
-        title, room = session.model.title, f"{used:,} of {context:,} tokens, {context - used:,} left"
-        parts = [title, room] if fit([title, room], width).endswith(room) else [room]
+        figures = [f"{used:,} of {context:,} tokens, {context - used:,} left"]
         if statistics is not None:
-            parts += [f"{statistics.decode_tps:.1f} tokens/s", f"first token {statistics.ttft_s:.2f} s"]
-        return fit(parts, width)
+            figures += [f"{statistics.decode_tps:.1f} tokens/s", f"first token {statistics.ttft_s:.2f} s"]
+        return fit_named(session.model.title, figures, width)
 
     def _used(self) -> int:
         """Count the tokens of the conversation as it stands, once until it changes: a template takes its time."""
