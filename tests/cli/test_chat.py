@@ -507,6 +507,20 @@ def test_a_terminal_without_colours_gets_none(model: Path, start: Callable[..., 
     assert b"\x1b[3" not in terminal.raw.replace(b"\x1b[39", b"")
 
 
+def test_what_is_typed_during_an_answer_leaves_no_mark_in_it(endless: Path, start: Callable[..., Terminal]) -> None:
+    """Lines of an answer are as wide as the terminal: ^C there begins another, and the drawing loses count."""
+    terminal = start(endless, columns=40)
+    terminal.enter("hello")
+    terminal.wait_for("abc abc")
+    terminal.type("zzz" + CTRL_C)
+    terminal.wait_for("(stopped)")
+    assert b"^C" not in terminal.raw and b"zzz" not in terminal.raw
+    terminal.wait_for_prompt()
+    terminal.enter("/exit")
+    assert terminal.wait_to_end() == 0
+    assert "> /exit" in terminal.shown  # what is typed is shown again
+
+
 def test_plain_shows_the_text_as_it_is(model: Path, start: Callable[..., Terminal]) -> None:
     terminal = start(model, "--plain")
     assert "/help says what there is" in terminal.shown

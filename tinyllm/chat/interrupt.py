@@ -1,8 +1,10 @@
-"""Ctrl-C while an answer is made."""
+"""The keyboard while an answer is made: Ctrl-C is heard, and what is typed leaves no mark."""
 
 from __future__ import annotations
 
 import signal
+import sys
+import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -26,3 +28,22 @@ def cancelling(answer: Answer) -> Iterator[list[int]]:
         yield interrupted
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def without_echo() -> Iterator[None]:
+    """Have a terminal that is stdin not show what is typed: it would stand where an answer is drawn again and again.
+
+    The ^C of a Ctrl-C alone may begin another line, and one of the answer's then stays behind. What was typed is read
+    afterwards.
+    """
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

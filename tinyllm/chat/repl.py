@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 from tinyllm.chat.commands import find_command
-from tinyllm.chat.interrupt import cancelling
+from tinyllm.chat.interrupt import cancelling, without_echo
 from tinyllm.chat.lines import fit, fit_named
 from tinyllm.chat.session import Session
 from tinyllm.chat.transcript import Saved, Transcript
@@ -68,7 +69,8 @@ class Repl:
             if line is None:
                 return
             try:
-                self.take(line)
+                with without_echo() if self.lines.edits else nullcontext():
+                    self.take(line)
             except TinyllmError as error:
                 if error is self.session.model.failure:
                     raise
