@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -167,19 +166,34 @@ def test_a_terminal_sees_a_bar_that_goes(source: Path, tmp_path: Path) -> None:
     assert "matrices packed" in shown
 
 
+# Says when the first tensor is written, and goes no further: it waits for a word that never comes.
+STAYS_IN_THE_MIDDLE = """
+import os, runpy
+from tinyllm.convert.shards import ShardWriter
+
+def write_and_wait(writer, name, data, write=ShardWriter.write):
+    write(writer, name, data)
+    os.write(1, b"written\\n")
+    os.read(0, 1)
+
+ShardWriter.write = write_and_wait
+runpy.run_module("tinyllm", run_name="__main__", alter_sys=True)
+"""
+
+
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGKILL])
-def test_one_that_is_stopped_is_redone(kind: signal.Signals, tmp_path: Path) -> None:
+def test_one_that_is_stopped_is_redone(kind: signal.Signals, source: Path, tmp_path: Path) -> None:
     """Ctrl-C leaves nothing; what a kill leaves is not the folder, and goes with the next one."""
-    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 12}
-    source, target = tiny.write_checkpoint(tmp_path / "0", config_overrides=sizes), tmp_path / "1"
-    command = [sys.executable, "-m", "tinyllm", "convert", str(source), str(target), "--quantize", "4"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, env=dict(os.environ))
-    weights = tmp_path / ".1.converting" / "model.safetensors"
-    while not weights.exists() and process.poll() is None:
-        time.sleep(0.001)
-    process.send_signal(kind)
-    process.communicate(timeout=60)
+    target, begun = tmp_path / "1", tmp_path / ".1.converting"
+    command = [sys.executable, "-c", STAYS_IN_THE_MIDDLE, "convert", str(source), str(target), "--quantize", "4"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == b"written\n", process.stderr.read()
+        assert (begun / "model.safetensors").exists()
+        process.send_signal(kind)
+        assert process.stderr.read() == b""
     assert process.returncode == (130 if kind == signal.SIGINT else -kind)
-    assert not target.exists() and weights.parent.exists() == (kind == signal.SIGKILL)
+    assert not target.exists() and begun.exists() == (kind == signal.SIGKILL)
     run(source, target, "--quantize", "4")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]
