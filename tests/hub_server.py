@@ -61,7 +61,6 @@ class Hub:
         self.connections = 0
         self.cuts: list[int] = []  # the next downloads from the CDN end after so many bytes, with the connection
         self.hold_after: int | None = None  # downloads from the CDN stop there until `released`
-        self.held = threading.Event()
         self.released = threading.Event()
         self.fails_with: int | None = None
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
@@ -80,7 +79,6 @@ class Hub:
         self.repositories.clear()
         self.requests.clear()
         self.connections, self.cuts, self.hold_after, self.fails_with = 0, [], None, None
-        self.held.clear()
         self.released.clear()
 
     def downloads(self) -> list[Request]:
@@ -244,7 +242,6 @@ def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
         def _send_held(self, body: bytes, count: int) -> None:
             self.wfile.write(body[:count])
             self.wfile.flush()
-            hub.held.set()
             hub.released.wait()
             self.close_connection = True
 

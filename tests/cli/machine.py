@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,8 +53,11 @@ class Machine:
         """Run on a terminal, and return what it shows."""
         return tinyllm_on_a_terminal(*arguments, env=self.hub.environment(self.home))
 
-    def interrupt(self, *arguments: str | Path) -> tuple[int, str]:
-        """Run, press Ctrl-C when the hub holds a download in its middle, and return the exit code and stderr."""
+    def interrupt(self, *arguments: str | Path, least: int) -> tuple[int, str]:
+        """Run, press Ctrl-C in the middle of a download that the hub holds, and return the exit code and stderr.
+
+        The middle is where so many bytes at `least` are on disk: much of what the hub has sent may be on its way.
+        """
         process = subprocess.Popen(
             [sys.executable, "-m", "tinyllm", *map(str, arguments)],
             stdin=subprocess.DEVNULL,
@@ -61,7 +65,17 @@ class Machine:
             stderr=subprocess.PIPE,
             env={**os.environ, **self.hub.environment(self.home)},
         )
-        assert self.hub.held.wait(timeout=60)
+        while sum(map(_size, self.cache.glob("*/blobs/*.incomplete"))) < least:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=0.02)
+                raise AssertionError(f"it ended: {process.communicate()}")
         process.send_signal(signal.SIGINT)
-        stderr = process.communicate(timeout=60)[1].decode()
+        stderr = process.communicate()[1].decode()
         return process.returncode, stderr
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:  # it is whole, and has another name
+        return 0

@@ -87,7 +87,7 @@ def test_a_terminal_shows_a_bar_of_the_download(machine: Machine, scripted: Path
 def test_ctrl_c_ends_with_130_and_the_next_pull_goes_on_from_there(machine: Machine, large: Path) -> None:
     machine.hub.add(REPO, large)
     machine.hub.hold_after = 24 * MIB
-    code, stderr = machine.interrupt("pull", REPO)
+    code, stderr = machine.interrupt("pull", REPO, least=10 * MIB)
     assert (code, stderr.count("\n")) == (130, 1) and "of memory: fits" in stderr
     [partial] = machine.cache.rglob("*.incomplete")
     arrived = partial.stat().st_size
