@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -16,6 +17,12 @@ from process import tinyllm
 ANSWER = " one two three"
 REPO = "org/tiny"
 MIB = 1 << 20
+SMALL_DISK = """
+import shutil
+
+usage = shutil.disk_usage
+shutil.disk_usage = lambda path: usage(path)._replace(free=10**9)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +160,10 @@ def test_what_cannot_fit_is_refused_by_memory_and_with_force_by_disk(machine: Ma
     assert refused.returncode == 1
     plan, reason = refused.stderr.decode().splitlines()
     assert plan.endswith("does not fit") and "--force" in reason and "4096.0 GiB of memory" in reason
-    forced = machine.run("pull", REPO, "--force")
+    (small := tmp_path / "small").mkdir()
+    (small / "sitecustomize.py").write_text(SMALL_DISK)
+    path = os.pathsep.join(filter(None, [str(small), os.environ.get("PYTHONPATH")]))
+    forced = machine.run("pull", REPO, "--force", PYTHONPATH=path)
     assert forced.returncode == 1
     assert "4.4 TB are to be downloaded" in forced.stderr.decode().splitlines()[-1]
     assert not machine.cache.exists()
