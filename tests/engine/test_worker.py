@@ -7,6 +7,7 @@ import weakref
 from pathlib import Path
 
 import pytest
+import tiny
 
 from tinyllm.engine.engine import Engine
 from tinyllm.engine.request import Output, Request
@@ -22,6 +23,13 @@ def tokens(outputs: list[Output]) -> list[int]:
 @pytest.fixture(scope="module")
 def worker(tiny_checkpoint: Path) -> EngineWorker:
     return EngineWorker(lambda: Engine(load_model(tiny_checkpoint)))
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose context is far longer than a test waits: without max_tokens an answer has no end."""
+    overrides = {"max_position_embeddings": 10**6}
+    return tiny.write_checkpoint(tmp_path_factory.mktemp("worker") / "endless", config_overrides=overrides)
 
 
 def test_what_loading_raises_is_raised_in_the_caller() -> None:
@@ -55,13 +63,15 @@ def test_an_impossible_request_fails_alone(worker: EngineWorker) -> None:
     assert len(tokens(list(good))) == 4
 
 
-def test_a_cancelled_request_ends_and_the_next_one_is_served(worker: EngineWorker) -> None:
+def test_a_cancelled_request_ends_and_the_next_one_is_served(endless: Path) -> None:
+    worker = EngineWorker(lambda: Engine(load_model(endless)))
     ticket = worker.submit(Request((40, 41)))
     outputs = iter(ticket)
     next(outputs)
     ticket.cancel()
     assert list(outputs)[-1].finish_reason == "cancelled"
     assert len(tokens(list(worker.submit(Request((40, 41), 3))))) == 3
+    worker.close()
 
 
 def test_a_fault_in_a_step_reaches_every_request_and_the_engine_lives_on(
@@ -93,8 +103,8 @@ def test_a_request_that_makes_no_sense_fails_alone_whatever_it_raises(worker: En
     assert len(tokens(list(worker.submit(Request((40, 41), 3))))) == 3
 
 
-def test_closing_ends_the_requests_that_run_and_wait(tiny_checkpoint: Path) -> None:
-    worker = EngineWorker(lambda: Engine(load_model(tiny_checkpoint)))
+def test_closing_ends_the_requests_that_run_and_wait(endless: Path) -> None:
+    worker = EngineWorker(lambda: Engine(load_model(endless)))
     running, waiting = (iter(worker.submit(Request((40, 41)))) for _ in range(2))
     next(running)
     ends = []
