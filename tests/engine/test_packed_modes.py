@@ -182,13 +182,14 @@ def test_a_row_of_bad_numbers_ends_and_leaves_none(tmp_path: Path, bits: int) ->
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("layers", [2, 30])
 def test_a_step_copies_no_packed_pool(tmp_path: Path, layers: int, compiled: bool) -> None:
-    """Bytes of a decode step, not its time, in a pool of 12 pages and in one of 300."""
+    """Bytes of a decode step, not its time, in a pool of 12 pages and in one of 1,500."""
     overrides = {**PACKABLE, "num_hidden_layers": layers, "intermediate_size": 32}
     model = load_model(tiny.write_checkpoint(tmp_path, config_overrides=overrides))
     small, large = (
-        bytes_of_steps(make(model, 8, page_size=16, compiled=compiled, max_rows=3), pages) for pages in (12, 300)
+        bytes_of_steps(make(model, 8, page_size=16, compiled=compiled, max_rows=3), pages) for pages in (12, 1500)
     )
-    smallest_array = (300 - 12) * 16 * 2 * 4  # the scales of one layer, of two heads
+    # The scales of one layer, of two heads: many times what a thread that frees temporaries late adds to a peak.
+    smallest_array = (1500 - 12) * 16 * 2 * 4
     assert large - small < smallest_array / 2, f"a step needs {small} bytes in a small pool, {large} in a large one"
 
 
