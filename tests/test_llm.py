@@ -94,6 +94,7 @@ def test_a_stop_string_that_the_end_completes_is_the_reason(tmp_path: Path) -> N
 
 
 def test_closing_gives_the_memory_back(scripted: Path) -> None:
+    gc.collect()  # what earlier tests left behind would go meanwhile
     held = mx.get_active_memory()
     with LLM(scripted) as llm:
         llm.generate("go").text()

@@ -157,8 +157,9 @@ def test_peak_memory_is_of_the_run_and_the_cache_as_held(tiny_checkpoint: Path) 
     big = mx.zeros((1 << 22,))
     mx.eval(big)
     del big
+    held = mx.get_active_memory()  # by this test and by others
     sample = run_once(engine, Workload(40, 0), [range(40)])
-    assert loaded.size_bytes < sample.peak_bytes < 1 << 24
+    assert loaded.size_bytes < sample.peak_bytes < held + (1 << 24)
     assert sample.kv_bytes == PAGE_SIZE * loaded.kv_bytes_per_token
 
 
