@@ -389,6 +389,7 @@ def test_retry_and_edit(model: Path, start: Callable[..., Terminal], chats: Call
     terminal.type("\x7f" * 5)
     terminal.enter("first")
     terminal.wait_for(SHOWN, times=3)
+    terminal.wait_for_prompt()
     terminal.enter("/exit")
     terminal.wait_to_end()
     kept: list[tuple[str, str]] = []
