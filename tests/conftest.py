@@ -8,16 +8,26 @@ from pathlib import Path
 
 import pytest
 import tiny
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
+
+_OF_A_SHELL = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "TINYLLM_MODEL")
 
 # Several workers share the cores, and a BLAS whose threads wait for each other by spinning takes them away.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+# What a shell says of its terminal, of models and of hubs is not meant for tests, whose hubs no proxy leads to.
+for name in [*os.environ]:
+    if name.startswith("HF_") or name in _OF_A_SHELL:
+        del os.environ[name]
+os.environ["NO_PROXY"] = os.environ["no_proxy"] = "*"
+
 # In a shell's background Ctrl-C is ignored, and processes that tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Examples are the same in every run, and none fails for being slow.
-settings.register_profile("tinyllm", derandomize=True, deadline=None, database=None)
+# Examples are the same in every run, and none fails for being slow, nor for being drawn slowly.
+settings.register_profile(
+    "tinyllm", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("tinyllm")
 
 REAL_MODEL = Path(__file__).parent.parent / "models" / "SmolLM2-135M-Instruct-from-Q4_1"
