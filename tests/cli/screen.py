@@ -39,6 +39,7 @@ class Terminal:
         self._screen.master = self._master
         self._stream = pyte.ByteStream(self._screen)
         self.raw = bytearray()
+        self._ended = False
         self._process = start(
             *arguments,
             streams=(slave, slave, slave),
@@ -82,8 +83,8 @@ class Terminal:
         self._until(is_there, "a prompt")
 
     def wait_to_end(self) -> int:
-        """Wait for the process to end; return its exit code."""
-        self._until(lambda: self._process.poll() is not None, "the end")
+        """Wait for the process to end, and read all that it has shown; return its exit code."""
+        self._until(lambda: self._ended, "the end")
         return self._process.wait()
 
     def resize(self, rows: int, columns: int) -> None:
@@ -129,6 +130,7 @@ class Terminal:
             piece = b""
         if not piece:
             self._process.wait(timeout=PATIENCE_S)
+            self._ended = True
             return False
         self.raw += piece
         self._stream.feed(piece)
