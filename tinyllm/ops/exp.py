@@ -23,7 +23,7 @@ _ROUNDER = 1.5 * (1 << _MANTISSA_BITS)  # its sum with a small number has the ne
 def exp(x: mx.array, *, fused: bool = False) -> mx.array:
     """Return e ** x of float32, by whichever way is the quickest for as many elements; both fuse in `mx.compile`.
 
-    `fused` compiles most of the polynomial into one kernel.
+    `fused` compiles the polynomial into one kernel, and what becomes of its bits into another.
     """
     if x.size < LEAST_SIZE:
         return mx.array(mx.power(math.e, x))
@@ -37,7 +37,7 @@ def polynomial_exp(x: mx.array, *, fused: bool = False) -> mx.array:
     error is below 2e-7 (1 + |x|).
     """
     p, rounded = (_powers_fused if fused else _powers)(x)
-    return (p.view(mx.int32) + mx.left_shift(rounded.view(mx.int32), _MANTISSA_BITS)).view(mx.float32)
+    return (_scaled_fused if fused else _scaled)(p.view(mx.int32), rounded.view(mx.int32)).view(mx.float32)
 
 
 def _powers(x: mx.array) -> tuple[mx.array, mx.array]:
@@ -51,4 +51,10 @@ def _powers(x: mx.array) -> tuple[mx.array, mx.array]:
     return p, rounded
 
 
+def _scaled(p: mx.array, rounded: mx.array) -> mx.array:
+    """Add n to the exponent, all as bits."""
+    return p + mx.left_shift(rounded, _MANTISSA_BITS)
+
+
 _powers_fused = partial(mx.compile, shapeless=True)(_powers)
+_scaled_fused = partial(mx.compile, shapeless=True)(_scaled)
