@@ -19,7 +19,7 @@ from tinyllm.kv.pages import PageKind
 from tinyllm.kv.pools import KvPools
 from tinyllm.model.load import load_model
 from tinyllm.model.transformer import ModelForCausalLM
-from tinyllm.ops.attention import AttentionSpec, attention_reference
+from tinyllm.ops.attention import AttentionSpec, attention_over_pages, attention_reference
 
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 8
 
@@ -95,6 +95,35 @@ def test_gathering_equals_gathering_page_by_page() -> None:
     array = mx.random.normal((3, 7 * 4, 5), key=mx.random.key(2))
     pages = [[6, 0, 2], [1, 1, 5]]
     assert mx.array_equal(gather(array, mx.array(pages), 4), gather_reference(array, pages, 4))
+
+
+@pytest.mark.parametrize("pages", [[[6, 0, 2]], [[6, 0, 2], [1, 1, 5]]], ids=["one row", "two rows"])
+@pytest.mark.parametrize("by_head", [False, True], ids=["a mask of all heads", "a mask of each head"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        AttentionSpec(scale=0.4),
+        AttentionSpec(scale=0.4, softcap=2.0, polynomial_exp=True),
+        AttentionSpec(scale=0.4, sinks=mx.array([0.5, -1.0, 2.0, 0.0]), polynomial_exp=True),
+    ],
+    ids=["plain", "capped", "sinks"],
+)
+def test_products_with_pages_where_they_lie_equal_those_with_gathered_ones(
+    spec: AttentionSpec, by_head: bool, pages: list[list[int]]
+) -> None:
+    rows, width = len(pages), 3 * 4
+    k, v, q, mask = (
+        mx.random.normal(shape, key=mx.random.key(seed))
+        for seed, shape in enumerate(
+            [(KV_HEADS, 28, HEAD_DIM), (KV_HEADS, 28, 5), (rows, HEADS, 1, HEAD_DIM), (rows, HEADS, 1, width)]
+        )
+    )
+    mask = mask > -0.5 if by_head else (mask > -0.5)[:, :1]
+    mask[..., 0] = True
+    index = mx.array(pages)
+    gathered = (gather(array, index, 4) for array in (k, v))
+    attended = attention_over_pages(q, k, v, index, 4, spec, mask)
+    assert close(attended, attention_reference(q, *gathered, spec, mask))
 
 
 @pytest.mark.parametrize("n", range(1, 200))

@@ -8,7 +8,7 @@ import pytest
 
 from tinyllm.ops.features import ModelFeatures
 
-OPEN = ("fused_activation", "rope_tables", "polynomial_exp", "packed_attention")
+OPEN = ("fused_activation", "rope_tables", "polynomial_exp", "paged_products", "packed_attention")
 
 
 def test_the_reference_runs_no_fast_path() -> None:
@@ -19,11 +19,11 @@ def test_the_reference_runs_no_fast_path() -> None:
 @pytest.mark.parametrize(
     ("platform", "on_cpu", "float32", "expected"),
     [
-        ("linux", True, True, (False, True, True, 4)),
-        ("linux", True, False, (False, False, False, 4)),
-        ("darwin", True, True, (False, False, False, 4)),
-        ("darwin", False, True, (True, False, False, 32)),
-        ("linux", False, False, (True, False, False, 32)),
+        ("linux", True, True, (False, True, True, True, 4)),
+        ("linux", True, False, (False, False, False, False, 4)),
+        ("darwin", True, True, (False, False, False, False, 4)),
+        ("darwin", False, True, (True, False, False, False, 32)),
+        ("linux", False, False, (True, False, False, False, 32)),
     ],
 )
 def test_what_is_left_open_is_settled_by_the_device(

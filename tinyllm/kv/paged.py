@@ -20,7 +20,7 @@ from tinyllm.kv.cache import State
 from tinyllm.kv.kinds import StateForm
 from tinyllm.kv.manager import PageManager, Tables
 from tinyllm.kv.pages import PageKind
-from tinyllm.ops.attention import AttentionSpec, attention_over, mask_of
+from tinyllm.ops.attention import AttentionSpec, attention_over, mask_of, pages_by_head
 from tinyllm.ops.packed_kv import stored_form
 
 PAGE_SIZE = 128
@@ -169,7 +169,7 @@ def gather(array: mx.array, pages: mx.array, page_size: int) -> mx.array:
     heads, slots, head_dim = array.shape
     rows, n = pages.shape
     flat = array.reshape(heads * slots // page_size, page_size, head_dim)
-    index = pages[:, None] + mx.arange(heads)[None, :, None] * (slots // page_size)
+    index = pages_by_head(pages, heads, slots // page_size)
     return flat[index].reshape(rows, heads, n * page_size, head_dim)
 
 

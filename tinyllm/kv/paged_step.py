@@ -11,7 +11,7 @@ from tinyllm.config.reach import Reach
 from tinyllm.kv.cache import State
 from tinyllm.kv.paged import TinyKvPagedPool, as_page, gather, side_by_side
 from tinyllm.kv.pages import BlockTable
-from tinyllm.ops.attention import AttentionSpec, attention_over, seen_by, with_bias
+from tinyllm.ops.attention import AttentionSpec, attention_over, attention_over_pages, seen_by, with_bias
 from tinyllm.ops.packed_kv import stored_form
 
 
@@ -137,17 +137,20 @@ class TinyKvPagedStep:
             self.arrays = [
                 _written(array, placement.slots, each) for array, each in zip(self.arrays, new, strict=True)
             ]
-        if placement.pages is None:
-            assert placement.span is not None
-            first, end = placement.span
-            stored = [array[None, :, first:end] for array in self.arrays]
-        else:
-            stored = [gather(array, placement.pages, size) for array in self.arrays]
         seen = self._seen if mask is None else mask
         assert seen is not None
         if spec.bias is not None:
             query, key = self._positions[:, None, None], placement.keys(size)[:, None]
             seen = with_bias(spec.bias, query, key, seen, q.dtype)
+        if placement.pages is None:
+            assert placement.span is not None
+            first, end = placement.span
+            stored = [array[None, :, first:end] for array in self.arrays]
+        elif spec.paged_products and self._bits is None and len(self.arrays) == 2:
+            keys, values = self.arrays
+            return attention_over_pages(q, keys, values, placement.pages, size, spec, seen)
+        else:
+            stored = [gather(array, placement.pages, size) for array in self.arrays]
         return attention_over(q, stored, spec, seen, self._bits)
 
     def pieces(self, seq: int) -> Sequence[int]:

@@ -115,6 +115,7 @@ def make_spec(
         fused=features.fused_attention,
         polynomial_exp=bool(features.polynomial_exp),
         fused_exp=bool(features.fused_activation),
+        paged_products=bool(features.paged_products),
         packed_rows=features.packed_attention or 0,
     )
     if isinstance(shape, LatentAttentionConfig):

@@ -37,6 +37,7 @@ class AttentionSpec:
     fused: bool = True
     polynomial_exp: bool = False
     fused_exp: bool = False
+    paged_products: bool = False
     packed_rows: int = 0
 
 
@@ -106,6 +107,35 @@ def attention_polynomial(q: mx.array, k: mx.array, v: mx.array, spec: AttentionS
     if by_head:
         weights, total = weights.reshape(*rows, keys), total.reshape(*rows, 1)
     return (weights @ v / total).reshape(*q.shape[:-1], v.shape[-1])
+
+
+def attention_over_pages(
+    q: mx.array, k: mx.array, v: mx.array, pages: mx.array, page_size: int, spec: AttentionSpec, mask: Mask
+) -> mx.array:
+    """The same of one query a row, over keys and values that are multiplied where they lie instead of gathered.
+
+    q is (rows, heads, 1, head_dim); k and v are a pool's (kv_heads, pages * page_size, head_dim), of which each row
+    has its `pages` (rows, n). A head's queries by a page is one product of many, which a CPU takes one by one.
+    """
+    rows, heads, _, head_dim = q.shape
+    kv_heads, n = k.shape[0], pages.shape[1]
+    by_page = (rows, kv_heads, n)
+    index = pages_by_head(pages, kv_heads, k.shape[1] // page_size)
+    queries = mx.broadcast_to(mx.arange(rows * kv_heads).reshape(rows, kv_heads, 1), by_page)
+    keys, values = (array.reshape(-1, page_size, array.shape[-1]) for array in (k, v))
+    scores = mx.gather_mm(q.reshape(rows * kv_heads, -1, head_dim), keys.swapaxes(-1, -2), queries, index)
+    scores = scores.swapaxes(2, 3).reshape(rows, heads, 1, n * page_size)
+    weights, total = _weights(scores * spec.scale, spec, mask)
+    parts = (
+        weights.reshape(rows, kv_heads, -1, n, page_size).swapaxes(2, 3).reshape(rows * kv_heads * n, -1, page_size)
+    )
+    attended = mx.gather_mm(parts, values, mx.arange(rows * kv_heads * n).reshape(by_page), index).sum(axis=2)
+    return attended.reshape(rows, heads, 1, -1) / total
+
+
+def pages_by_head(pages: mx.array, heads: int, count: int) -> mx.array:
+    """Return (rows, heads, n): where `pages` (rows, n) of each head are, if the heads' `count` pages lie in turn."""
+    return pages[:, None] + mx.arange(heads)[None, :, None] * count
 
 
 def attention_packed(q: mx.array, k: PackedHeads, v: PackedHeads, spec: AttentionSpec, mask: Mask) -> mx.array:
