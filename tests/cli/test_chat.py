@@ -220,6 +220,7 @@ def test_a_conversation_is_resumed_with_its_model_and_settings(
     assert done.stdout.decode() == f"{ANSWER}\n"
     told = done.stderr.decode()
     assert "2 messages" in told and "Be kind" in told and "top_p         0.5" in told
+    assert f"  user: one\n  assistant: {ANSWER}\n" in told
     [file] = chats()
     assert [content for _, content in messages_of(file)] == ["one", ANSWER, "two", ANSWER]
 

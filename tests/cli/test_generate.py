@@ -267,6 +267,16 @@ def test_think_and_template_arguments_reach_the_template(tmp_path: Path) -> None
     assert prompt_ids("x", "-m", folder, "--no-think", "--template-arg", "k=é") == tiny.token_ids("Falseéx")
 
 
+def test_what_a_template_does_not_look_at_is_told(tmp_path: Path, scripted: Path) -> None:
+    knows = tiny.write_scripted_checkpoint(
+        tmp_path, ANSWER, chat_template="{{ thinking is defined }}" + tiny.CHAT_TEMPLATE
+    )
+    assert tinyllm("generate", "x", "-m", knows, "--think", "--template-arg", "k=1").stderr == b""
+    done = tinyllm("generate", "x", "-m", scripted, "--no-think")
+    assert (done.stdout, done.stderr.count(b"\n")) == (f"{ANSWER}\n".encode(), 1)
+    assert b"does not know enable_thinking or thinking" in done.stderr
+
+
 def test_fault_22_a_template_that_rejects_the_system_role_says_so_in_its_own_words(tmp_path: Path) -> None:
     template = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
     folder = tiny.write_scripted_checkpoint(tmp_path, ANSWER, chat_template=template + tiny.CHAT_TEMPLATE)

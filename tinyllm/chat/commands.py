@@ -150,7 +150,7 @@ def _undo(repl: Repl, argument: str) -> None:
     text = repl.session.undo()
     if text is None:
         raise UsageError("there is nothing to take back")
-    repl.screen.tell(f"taken back: {_short(text)}")
+    repl.screen.tell(f"taken back: {shortened(text)}")
 
 
 def _edit(repl: Repl, argument: str) -> str | None:
@@ -264,7 +264,8 @@ def _table(values: Mapping[str, Any], width: int) -> str:
     return "\n".join(rows)
 
 
-def _short(text: str) -> str:
+def shortened(text: str) -> str:
+    """Return the beginning of a text as one line."""
     line = " ".join(text.split())
     return line if len(line) <= 60 else f"{line[:57]}..."
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Protocol
 
-from tinyllm.chat.commands import find_command
+from tinyllm.chat.commands import find_command, shortened
 from tinyllm.chat.interrupt import cancelling, without_echo
 from tinyllm.chat.lines import fit, fit_named
 from tinyllm.chat.session import Session
@@ -175,6 +175,8 @@ class Repl:
         other = f", held with {saved.model}" if saved.model != session.model.name else ""
         torn = "; its last line was cut off" if saved.torn else ""
         self.screen.tell(f"{transcript.name}: {turns} messages{other}{torn}")
+        for message in saved.conversation.messages[-2:]:
+            self.screen.tell(f"  {message.role}: {shortened(message.content)}")
 
 
 def unquoted(line: str) -> str:

@@ -19,6 +19,14 @@ class Asking:
     template_args: Mapping[str, Any]
     raw: bool
 
+    def without_effect(self, llm: LLM) -> str | None:
+        """Say so where the model's template looks at nothing of what it is told. Raises ChatTemplateError."""
+        template = llm.tokenizer.chat_template
+        if not self.template_args or template is None or template.reads(*self.template_args):
+            return None
+        names = " or ".join(self.template_args)
+        return f"the model's template does not know {names}: --think and --template-arg have no effect"
+
     def ask(self, llm: LLM, content: str | Sequence[Mapping[str, Any]], **own: Any) -> Answer:
         """Submit a prompt, or the messages of a conversation; settings of its `own` go before the flags'.
 

@@ -56,6 +56,8 @@ def answer_file(
         return
     with Progress() as progress:
         llm = load(progress)
+        if without_effect := asking.without_effect(llm):
+            console.say(without_effect)
     watched = console.on_terminal() and not (plan.output == "-" and sys.stdout.isatty())
     tally = _Tally(total=prompts.count, answered=done)
     lines = (line for line in prompts if line.id not in answers.done)

@@ -152,6 +152,8 @@ def _answer(
 
     with Progress() as progress:
         llm = loading(progress)
+        if without_effect := asking.without_effect(llm):
+            console.say(without_effect)
         answer = asking.ask(llm, text)
         chunks = answer if cache is None else cache.chunks(llm, answer, progress)
         if not as_json:
