@@ -142,7 +142,7 @@ def md_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         )
         return f"| {' | '.join(padded)} |"
 
-    rule = " | ".join("-" * (w - 1) + (":" if r else _NONE) for w, r in zip(widths, right, strict=True))
+    rule = " | ".join("-" * (w - 1) + (":" if r else "-") for w, r in zip(widths, right, strict=True))
     return "\n".join([line(header), f"| {rule} |", *map(line, rows)])
 
 

@@ -10,6 +10,7 @@ from tinyllm.chat.conversation import ASSISTANT, USER, Conversation, Message
 from tinyllm.chat.transcript import Transcript, TranscriptStore
 from tinyllm.engine.request import SamplingParams
 from tinyllm.errors import ContextLengthError, UsageError
+from tinyllm.text.chat_template import THINKING
 
 if TYPE_CHECKING:
     from tinyllm.chat.model import ChatModel
@@ -21,7 +22,6 @@ Overflow = Literal["stop", "shift"]
 # Where a model's makers say nothing: lively, and without the tail of what is unlikely.
 TALK: Mapping[str, float] = {"temperature": 0.7, "top_p": 0.95}
 SETTINGS = (*(field.name for field in fields(SamplingParams)), "max_tokens", "stop")
-_SWITCHES = ("enable_thinking", "thinking")  # as templates call it
 _ROOM_SHARE = 8  # of the context, one part of this many is to be left for an answer before turns are dropped
 
 
@@ -34,13 +34,13 @@ class Thinking:
     @property
     def template_args(self) -> dict[str, Any]:
         """The variables by which templates know it."""
-        return {} if self.wanted is None else dict.fromkeys(_SWITCHES, self.wanted)
+        return {} if self.wanted is None else dict.fromkeys(THINKING, self.wanted)
 
     def told(self, template: ChatTemplate | None) -> str:
         """Say what is wanted, and whether a template has a switch for it at all."""
         if self.wanted is None:
             return "as the template says"
-        idle = template is not None and not template.reads(*_SWITCHES)
+        idle = template is not None and not template.reads(*THINKING)
         return (
             "on" if self.wanted else "off"
         ) + " (without effect: this model's template has no switch for it)" * idle

@@ -254,7 +254,9 @@ def read_logit_bias(pairs: list[str] | None) -> dict[int, float] | None:
 
 def read_template_args(pairs: list[str] | None, think: bool | None) -> dict[str, Any]:
     """Read K=V pairs, V as JSON or else as text; `think` sets what templates call it. Raises UsageError."""
-    values: dict[str, Any] = {} if think is None else {"enable_thinking": think, "thinking": think}
+    from tinyllm.text.chat_template import THINKING
+
+    values: dict[str, Any] = {} if think is None else dict.fromkeys(THINKING, think)
     for pair in pairs or []:
         name, equals, value = pair.partition("=")
         if not name or not equals:

@@ -18,6 +18,7 @@ from tinyllm.config.reach import Reach
 from tinyllm.engine.sampling import Arrays, Sampler, choose, log_probabilities, remember
 from tinyllm.kv.paged_step import Placement, TinyKvPagedStep
 from tinyllm.model.transformer import ModelForCausalLM
+from tinyllm.ops.attention import added_for
 
 Tree = dict[str, Any]
 """Arrays in dicts and lists: what goes into a step and comes out of it."""
@@ -97,7 +98,7 @@ def paged_step(model: ModelForCausalLM, layout: Layout, inputs: Tree) -> Tree:
         for placement, reach, recurrent in zip(placements, layout.reaches, layout.recurrent, strict=True)
     ]
     if model.features.polynomial_exp:  # attention in plain operations: to add is quicker than to choose
-        seen = [None if mask is None else mx.where(mask, 0.0, mx.finfo(mx.float32).min) for mask in seen]
+        seen = [None if mask is None else added_for(mask) for mask in seen]
     caches = [
         TinyKvPagedStep(
             inputs["arrays"][kind][layer],

@@ -193,10 +193,14 @@ def _masked(scores: mx.array, mask: Mask, *, adding: bool = False) -> mx.array:
         mask = causal_mask(scores.shape[2], scores.shape[3])
     if mask is None:
         return scores
-    least = mx.finfo(mx.float32).min
     if mask.dtype == mx.bool_ and not adding:
-        return mx.where(mask, scores, least)
-    return scores + (mx.where(mask, 0.0, least) if mask.dtype == mx.bool_ else mask)
+        return mx.where(mask, scores, mx.finfo(mx.float32).min)
+    return scores + (added_for(mask) if mask.dtype == mx.bool_ else mask)
+
+
+def added_for(mask: mx.array) -> mx.array:
+    """Return what hides the same as a boolean mask (True is seen) when it is added to scores, in float32."""
+    return mx.where(mask, 0.0, mx.finfo(mx.float32).min)
 
 
 def _is_of_all_heads(mask: Mask) -> bool:

@@ -19,10 +19,11 @@ from tinyllm.text.arguments import Arguments
 if TYPE_CHECKING:
     from jinja2 import Template
 
-__all__ = ["ChatTemplate", "Message", "chat_values", "find_templates", "has_template"]
+__all__ = ["THINKING", "ChatTemplate", "Message", "chat_values", "find_templates", "has_template"]
 
 Message = Mapping[str, Any]
 
+THINKING = ("enable_thinking", "thinking")  # what templates call the switch for reasoning
 MAX_TEMPLATE_BYTES = 2**20  # the longest in use are under 50 kB
 MAX_DEPTH = 100  # of lists and mappings within each other
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
