@@ -92,7 +92,7 @@ def test_a_pool_that_is_full_says_so() -> None:
 
 
 def test_gathering_equals_gathering_page_by_page() -> None:
-    array = mx.random.normal((3, 7 * 4, 5), key=mx.random.key(2))
+    array = mx.random.normal((1, 3, 7 * 4, 5), key=mx.random.key(2))
     pages = [[6, 0, 2], [1, 1, 5]]
     assert mx.array_equal(gather(array, mx.array(pages), 4), gather_reference(array, pages, 4))
 
@@ -115,7 +115,7 @@ def test_products_with_pages_where_they_lie_equal_those_with_gathered_ones(
     k, v, q, mask = (
         mx.random.normal(shape, key=mx.random.key(seed))
         for seed, shape in enumerate(
-            [(KV_HEADS, 28, HEAD_DIM), (KV_HEADS, 28, 5), (rows, HEADS, 1, HEAD_DIM), (rows, HEADS, 1, width)]
+            [(1, KV_HEADS, 28, HEAD_DIM), (1, KV_HEADS, 28, 5), (rows, HEADS, 1, HEAD_DIM), (rows, HEADS, 1, width)]
         )
     )
     mask = mask > -0.5 if by_head else (mask > -0.5)[:, :1]

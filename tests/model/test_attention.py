@@ -65,16 +65,19 @@ def test_projections_are_the_same_as_one_product_and_one_after_another(tmp_path:
 
 @pytest.mark.parametrize("overrides", [{}, QWEN3, {"partial_rotary_factor": 0.5}], ids=["llama", "normed", "partial"])
 @pytest.mark.parametrize("offset", [0, 7, mx.array([7, 40])], ids=["start", "later", "rows"])
-def test_positions_may_stand_for_the_offset(
+def test_every_way_to_compute_attention_gives_what_the_reference_gives(
     tmp_path: Path, overrides: dict[str, Any], offset: int | mx.array
 ) -> None:
+    """Of tokens one after the other, of two rows of five, and of each row alone."""
     config, weights = stored(tmp_path, overrides)
-    x = normal(2, 5, 32)
-    reference = Attention(ATTENTION, config, weights, ModelFeatures.reference())(x, offset)
+    x, rows = normal(10, 32), [slice(0, 5), slice(5, 10)]
+    reference = Attention(ATTENTION, config, weights, ModelFeatures.reference())(x, Positions(offset, 5))
     for features in (ModelFeatures(), PLAIN_CPU):
         attend = Attention(ATTENTION, config, weights, features)
-        assert mx.array_equal(attend(x, Positions(offset, 5)), attend(x, offset)).item()
-        assert close(attend(x, offset), reference)
+        assert close(attend(x, Positions(offset, 5)), reference)
+        for n, row in enumerate(rows):
+            own = offset if isinstance(offset, int) else offset[n : n + 1]
+            assert close(attend(x[row], Positions(own, 5)), reference[row])
 
 
 @pytest.mark.parametrize("overrides", [{}, QWEN3], ids=["llama", "normed"])

@@ -187,19 +187,19 @@ def test_a_bias_for_the_choice_is_not_rounded(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(moe, "route", spy(moe.route))
     config = Config.from_json_file(GOLDEN / "glm4-moe")
     weights = WeightStore.from_path(GOLDEN / "glm4-moe", config).cast(mx.float16)
-    Moe("model.layers.1.mlp", config, weights, ModelFeatures())(mx.ones((1, 3, 32), dtype=mx.float16))
+    Moe("model.layers.1.mlp", config, weights, ModelFeatures())(mx.ones((3, 32), dtype=mx.float16))
     assert seen == [(mx.float32, mx.bfloat16)]
 
 
 @pytest.mark.parametrize("name", ["mixtral", "gpt-oss", "llama4"])
-@pytest.mark.parametrize("shape", [(1, 1, 32), (2, 1, 32), (1, 9, 32), (3, 25, 32)])
-def test_gathered_experts_are_the_experts_one_by_one(name: str, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("tokens", [1, 2, 9, 75])
+def test_gathered_experts_are_the_experts_one_by_one(name: str, tokens: int) -> None:
     config = Config.from_json_file(GOLDEN / name)
     weights = WeightStore.from_path(GOLDEN / name, config).cast(mx.float32)
-    x = mx.random.normal(shape, key=mx.random.key(5))
+    x = mx.random.normal((tokens, 32), key=mx.random.key(5))
     fast, slow = (
         Moe("model.layers.1.mlp", config, weights, features)(x)
         for features in (ModelFeatures(), ModelFeatures.reference())
     )
-    assert fast.shape == shape
+    assert fast.shape == (tokens, 32)
     assert mx.abs(fast - slow).max().item() < 1e-5

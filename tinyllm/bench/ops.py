@@ -34,6 +34,7 @@ from tinyllm.kv.paged_step import Placement, TinyKvPagedStep
 from tinyllm.model.load import open_model
 from tinyllm.model.transformer import ModelForCausalLM
 from tinyllm.ops.features import ModelFeatures
+from tinyllm.ops.rope import Positions
 
 __all__ = ["count_ops", "host_seconds", "layer_ops", "load_as_on_gpu", "step_ops"]
 
@@ -99,20 +100,21 @@ def layer_ops(model: ModelForCausalLM, settings: EngineSettings) -> Counter[str]
     kinds, places = layer_kinds(model.config, settings.kv_bits)
     index = next(i for i, (kind, _) in enumerate(places) if not kinds[kind].states)
     block, kind = model.layers[index], kinds[places[index][0]]
-    x = mx.zeros((1, 1, model.config.hidden_size), dtype=model.dtype)
+    x = mx.zeros((1, model.config.hidden_size), dtype=model.dtype)
     outputs: list[mx.array] = []
     if settings.kv == "dense":
         cache = model.create_kv_cache(kv_bits=settings.kv_bits)[index]
         with _uncompiled():
-            mx.eval(block(x, 0, cache))  # the cache has its buffer from here on
-        return _ops_of(lambda: outputs.append(block(x, 1, cache)), outputs)
+            mx.eval(block(x, Positions(0, 1), cache))  # the cache has its buffer from here on
+        return _ops_of(lambda: outputs.append(block(x, Positions(1, 1), cache)), outputs)
 
     def layer(x: mx.array, position: mx.array, arrays: list[mx.array], seen: mx.array) -> mx.array:
         placement = Placement(slots=position, first=position, span=(0, PAGE_SIZE))
-        return block(x, position, TinyKvPagedStep(arrays, placement, position, seen, PAGE_SIZE, bits=kind.bits))
+        step = TinyKvPagedStep(arrays, placement, position, seen, PAGE_SIZE, bits=kind.bits)
+        return block(x, Positions(position, 1), step)
 
     arrays = [
-        mx.zeros((form.heads, PAGE_SIZE, form.width), dtype=mx.uint32 if form.packed else model.dtype)
+        mx.zeros((1, form.heads, PAGE_SIZE, form.width), dtype=mx.uint32 if form.packed else model.dtype)
         for form in kind.arrays
     ]
     inputs = x, mx.array([1]), arrays, mx.ones((1, 1, 1, PAGE_SIZE), dtype=mx.bool_)

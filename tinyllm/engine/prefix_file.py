@@ -212,7 +212,7 @@ class _SavedPrefix:
         return shape[axis] if axis < len(shape) else 0
 
     def _read(self, layer: int, form: StoredArray, start: int, end: int) -> mx.array:
-        read = mx.array(self._map(_name(layer, form))[:, start:end])
+        read = mx.array(self._map(_name(layer, form))[None, :, start:end])
         return read if form.packed else read.view(mx.float32 if form.wide else self._dtype)
 
     def _computed(self, kind: int, arrays: Sequence[mx.array]) -> Sequence[mx.array]:

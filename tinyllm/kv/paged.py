@@ -1,8 +1,8 @@
 """The paged cache: keys and values of many sequences in one array a layer, handed out by the page.
 
-An array is (kv_heads, pages * page_size, head_dim), head by head, so that the pages of a sequence that happen to lie
-side by side are a view of it, and nothing is copied to read them. States are in arrays (1, pages, elements). Which
-page belongs to whom is the `PageManager`'s business; here is what is done with the arrays.
+An array is (1, kv_heads, pages * page_size, head_dim), head by head, so that the pages of a sequence that happen to
+lie side by side are a view of it, and nothing is copied to read them. States are in arrays (1, 1, pages, elements).
+Which page belongs to whom is the `PageManager`'s business; here is what is done with the arrays.
 
 An array is always passed on whole and rebound before it is evaluated: MLX writes in place only where nothing else,
 not even a view, holds the array that is written to.
@@ -59,7 +59,7 @@ class TinyKvPagedPool:
     @property
     def pages(self) -> int:
         """How many pages the arrays hold."""
-        return self.arrays[0][0].shape[1] // self._slots if self.arrays else 0
+        return self.arrays[0][0].shape[2] // self._slots if self.arrays else 0
 
     @property
     def flat(self) -> list[mx.array]:
@@ -77,7 +77,7 @@ class TinyKvPagedPool:
         return self.nbytes // self.pages if self.arrays else 0
 
     def make_room(self, like: Sequence[mx.array]) -> None:
-        """Let the arrays hold every page that was handed out, for new ones `like` these (..., heads, _, head_dim).
+        """Let the arrays hold every page that was handed out, for new ones `like` these (1, heads, _, head_dim).
 
         One array at a time is copied, and waited for.
         """
@@ -90,9 +90,9 @@ class TinyKvPagedPool:
         self.arrays = self.arrays or [[] for _ in range(self._layers)]
         for arrays in self.arrays:
             for n, new in enumerate(like):
-                room = mx.zeros((new.shape[-3], added, new.shape[-1]), dtype=new.dtype)
+                room = mx.zeros((1, new.shape[1], added, new.shape[3]), dtype=new.dtype)
                 if n < len(arrays):
-                    arrays[n] = mx.concatenate([arrays[n], room], axis=1)
+                    arrays[n] = mx.concatenate([arrays[n], room], axis=2)
                 else:
                     arrays.append(room)
                 mx.eval(arrays[n])
@@ -103,21 +103,21 @@ class TinyKvPagedPool:
         size = self._slots
         for arrays in self.arrays:
             # Read apart from the write, and before it: a view of the array would have the whole of it copied.
-            pages = [gather(array, mx.array([[source]]), size)[0] for array in arrays]
+            pages = [gather(array, mx.array([[source]]), size) for array in arrays]
             mx.eval(pages)
             for array, page in zip(arrays, pages, strict=True):
-                array[:, target * size : (target + 1) * size] = page
+                array[:, :, target * size : (target + 1) * size] = page
             mx.eval(arrays)
 
     def write(self, layer: int, pages: Sequence[int], start: int, new: Sequence[mx.array]) -> None:
-        """Put new (kv_heads, seq, head_dim), one for each array, at positions from `start` on.
+        """Put new (1, kv_heads, seq, head_dim), one for each array, at positions from `start` on.
 
         The sequence has these `pages`.
         """
         for each, array in zip(new, self.arrays[layer], strict=True):
             done = 0
-            for slot, length in _runs(pages, start, each.shape[1], self._slots):
-                array[:, slot : slot + length] = each[:, done : done + length]
+            for slot, length in _runs(pages, start, each.shape[2], self._slots):
+                array[:, :, slot : slot + length] = each[:, :, done : done + length]
                 done += length
 
     def read(self, layer: int, pages: Sequence[int], start: int, end: int) -> list[mx.array]:
@@ -129,14 +129,14 @@ class TinyKvPagedPool:
         live, skipped = pages[start // size : -(-end // size)], start % size
         if side_by_side(live):
             first = live[0] * size + skipped
-            return [array[None, :, first : first + end - start] for array in self.arrays[layer]]
+            return [array[:, :, first : first + end - start] for array in self.arrays[layer]]
         index = mx.array([list(live)])
         return [gather(array, index, size)[:, :, skipped : skipped + end - start] for array in self.arrays[layer]]
 
     def write_state(self, layer: int, page: int, state: State) -> None:
         """Put the arrays of a state (1, ...) into a page."""
         for array, new in zip(self.arrays[layer], as_page(state), strict=True):
-            array[:, page : page + 1] = new[0]
+            array[:, :, page : page + 1] = new
 
     def read_states(self, layer: int, pages: Sequence[int]) -> State:
         """Return the arrays (rows, ...) of the states in one page for each row, which are yet to be evaluated.
@@ -152,7 +152,7 @@ class TinyKvPagedPool:
         size = self._slots
         for array in self.flat:
             for page in pages:
-                array[:, page * size : (page + 1) * size] = mx.zeros((), dtype=array.dtype)
+                array[:, :, page * size : (page + 1) * size] = mx.zeros((), dtype=array.dtype)
 
 
 def as_page(state: State) -> list[mx.array]:
@@ -161,12 +161,12 @@ def as_page(state: State) -> list[mx.array]:
 
 
 def gather(array: mx.array, pages: mx.array, page_size: int) -> mx.array:
-    """Collect `pages` (rows, n) of an array (kv_heads, pages * page_size, head_dim).
+    """Collect `pages` (rows, n) of an array (1, kv_heads, pages * page_size, head_dim).
 
     Returns (rows, kv_heads, n * page_size, head_dim). The index runs over heads and pages at once, so that each page
     of a head is one copy: `mx.take` along the page axis takes eight times as long on a CPU.
     """
-    heads, slots, head_dim = array.shape
+    _, heads, slots, head_dim = array.shape
     rows, n = pages.shape
     flat = array.reshape(heads * slots // page_size, page_size, head_dim)
     index = pages_by_head(pages, heads, slots // page_size)
@@ -176,9 +176,10 @@ def gather(array: mx.array, pages: mx.array, page_size: int) -> mx.array:
 def gather_reference(array: mx.array, pages: Sequence[Sequence[int]], page_size: int) -> mx.array:
     """The same, page by page."""
     rows = [
-        mx.concatenate([array[:, page * page_size : (page + 1) * page_size] for page in row], axis=1) for row in pages
+        mx.concatenate([array[:, :, page * page_size : (page + 1) * page_size] for page in row], axis=2)
+        for row in pages
     ]
-    return mx.stack(rows)
+    return mx.concatenate(rows)
 
 
 def side_by_side(pages: Sequence[int]) -> bool:
@@ -273,7 +274,7 @@ class TinyKvPagedCache:
         self.sequence.reserve(start, end)
         self._pool.make_room(new)
         pages = self.sequence.tables.by_kind[self._pool.kind].pages
-        self._pool.write(self._layer, pages, start, [each[0] for each in new])
+        self._pool.write(self._layer, pages, start, new)
         self.offset = end
 
     def pieces(self, seq: int) -> Sequence[int]:

@@ -145,7 +145,7 @@ class TinyKvPagedStep:
         if placement.pages is None:
             assert placement.span is not None
             first, end = placement.span
-            stored = [array[None, :, first:end] for array in self.arrays]
+            stored = [array[:, :, first:end] for array in self.arrays]
         elif spec.paged_products and self._bits is None and len(self.arrays) == 2:
             keys, values = self.arrays
             return attention_over_pages(q, keys, values, placement.pages, size, spec, seen)
@@ -170,5 +170,5 @@ class TinyKvPagedStep:
 
 def _written(array: mx.array, slots: mx.array, new: mx.array) -> mx.array:
     """Return a pool's array with new (rows, kv_heads, 1, head_dim) in `slots` (rows,): one kernel, in place."""
-    new = new[:, :, 0].swapaxes(0, 1) if new.shape[0] > 1 else new.squeeze(0)  # the same, with less to build
-    return mx.put_along_axis(array, mx.broadcast_to(slots[None, :, None], new.shape), new, axis=1)
+    new = new.swapaxes(0, 2) if new.shape[0] > 1 else new  # the same of one row, with less to build
+    return mx.put_along_axis(array, mx.broadcast_to(slots[:, None], new.shape), new, axis=2)

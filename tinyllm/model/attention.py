@@ -18,7 +18,7 @@ from tinyllm.ops.attention import AttentionSpec
 from tinyllm.ops.features import ModelFeatures
 from tinyllm.ops.norm import layer_norm, rms_norm
 from tinyllm.ops.position_bias import PositionBias
-from tinyllm.ops.rope import Offset, Positions, Rope
+from tinyllm.ops.rope import Positions, Rope
 
 
 class Attention:
@@ -48,27 +48,27 @@ class Attention:
     def __call__(
         self,
         x: mx.array,
-        offset: Offset = 0,
+        positions: Positions,
         cache: LayerCache | None = None,
         mask: mx.array | None = None,
     ) -> mx.array:
-        """Map x (batch, seq, hidden), which starts at position `offset`, to the same shape, through `cache`.
+        """Map x (tokens, hidden), which stand at `positions`, to the same shape, through `cache`.
 
         Attention is causal (and as far as the layer sees) unless `mask`, as `cache.attend` takes it, is given.
         """
-        qk, *others = mx.split(by_heads(self._project(x), self._head_dim), self._ends, axis=1)
+        qk, *others = mx.split(by_heads(self._project(x), self._head_dim, positions.seq), self._ends, axis=1)
         v = self._values(qk, others)
         if self._norm is not None and not self._normed_last:
             qk = self._norm(qk)
         if self._clip is not None:
             qk = mx.clip(qk, -self._clip, self._clip)
         if self._rope is not None:
-            qk = self._rope(qk, offset)
+            qk = self._rope(qk, positions)
         if self._norm is not None and self._normed_last:
             qk = self._norm(qk)
         q, k = mx.split(qk, [self._heads], axis=1) if self._has_keys else (qk, None)
         if self._query_scaling is not None:
-            q = scaled_queries(q, offset, self._query_scaling)
+            q = scaled_queries(q, positions, self._query_scaling)
         attended = (cache or TinyKvFullCache()).attend(q, k, v, self._spec, mask)
         if others:  # a gate
             attended = attended * mx.sigmoid(others[0])
@@ -84,18 +84,17 @@ class Attention:
         return v if self._value_norm is None else self._value_norm(v)
 
 
-def by_heads(x: mx.array, head_dim: int) -> mx.array:
-    """Part x (batch, seq, heads * head_dim) into (batch, heads, seq, head_dim)."""
-    batch, seq, _ = x.shape
+def by_heads(x: mx.array, head_dim: int, seq: int) -> mx.array:
+    """Part x (batch * seq, heads * head_dim) into (batch, heads, seq, head_dim)."""
     if seq == 1:  # the same order of numbers: a decode step has one operation less to build
-        return x.reshape(batch, -1, 1, head_dim)
-    return x.reshape(batch, seq, -1, head_dim).swapaxes(1, 2)
+        return x.reshape(x.shape[0], -1, 1, head_dim)
+    return x.reshape(x.shape[0] // seq, seq, -1, head_dim).swapaxes(1, 2)
 
 
 def side_by_side(heads: mx.array) -> mx.array:
-    """Join heads (batch, heads, seq, head_dim) to (batch, seq, heads * head_dim)."""
+    """Join heads (batch, heads, seq, head_dim) to (batch * seq, heads * head_dim)."""
     batch, _, seq, _ = heads.shape
-    return (heads if seq == 1 else heads.swapaxes(1, 2)).reshape(batch, seq, -1)
+    return (heads if seq == 1 else heads.swapaxes(1, 2)).reshape(batch * seq, -1)
 
 
 def make_rope(shape: AttentionConfig | LatentAttentionConfig, features: ModelFeatures) -> Rope | None:
@@ -124,10 +123,10 @@ def make_spec(
     return replace(spec, softcap=shape.softcap, bias=bias, sinks=sinks)
 
 
-def scaled_queries(q: mx.array, offset: Offset, scaling: QueryScaling) -> mx.array:
-    """Multiply q (batch, heads, seq, head_dim), from position `offset` on, as `QueryScaling` says."""
-    positions = Positions.of(offset, q.shape[2]).array + scaling.shift
-    factor = 1 + scaling.beta * mx.log1p((positions // scaling.every).astype(mx.float32))
+def scaled_queries(q: mx.array, positions: Positions, scaling: QueryScaling) -> mx.array:
+    """Multiply q (batch, heads, seq, head_dim), at `positions`, as `QueryScaling` says."""
+    shifted = positions.array + scaling.shift
+    factor = 1 + scaling.beta * mx.log1p((shifted // scaling.every).astype(mx.float32))
     return (q * factor[:, None, :, None]).astype(q.dtype)
 
 
@@ -177,7 +176,7 @@ class WholeNorm:
         """Map x (batch, heads + kv_heads, seq, head_dim) to the same shape."""
         parts = mx.split(x, [self._heads][: len(self._norms) - 1], axis=1)
         normal = [norm(side_by_side(part)) for norm, part in zip(self._norms, parts, strict=True)]
-        return mx.concatenate([by_heads(part, x.shape[-1]) for part in normal], axis=1)
+        return mx.concatenate([by_heads(part, x.shape[3], x.shape[2]) for part in normal], axis=1)
 
 
 def make_qk_norm(

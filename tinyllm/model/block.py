@@ -29,7 +29,7 @@ from tinyllm.model.moe import DenseAndExperts, Moe
 from tinyllm.model.norm import Norm, make_norm
 from tinyllm.ops.activation import gated
 from tinyllm.ops.features import ModelFeatures
-from tinyllm.ops.rope import Offset
+from tinyllm.ops.rope import Positions
 
 
 class TransformerBlock:
@@ -50,12 +50,12 @@ class TransformerBlock:
     def __call__(
         self,
         x: mx.array,
-        offset: Offset,
+        positions: Positions,
         cache: LayerCache | None,
         mask: mx.array | None = None,
     ) -> mx.array:
-        """Map x (batch, seq, hidden) at positions from `offset` on to the same shape, appending to `cache`."""
-        x = x + self.self_attn(self.input_layernorm(x), offset, cache, mask)
+        """Map x (tokens, hidden), which stand at `positions`, to the same shape, appending to `cache`."""
+        x = x + self.self_attn(self.input_layernorm(x), positions, cache, mask)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -63,11 +63,11 @@ class ScaledBlock(TransformerBlock):
     """The same, with each branch times a scale (Granite)."""
 
     def __call__(
-        self, x: mx.array, offset: Offset, cache: LayerCache | None, mask: mx.array | None = None
+        self, x: mx.array, positions: Positions, cache: LayerCache | None, mask: mx.array | None = None
     ) -> mx.array:
         """As `TransformerBlock`."""
         scale = self._layer.branch_scale
-        x = x + scale * self.self_attn(self.input_layernorm(x), offset, cache, mask)
+        x = x + scale * self.self_attn(self.input_layernorm(x), positions, cache, mask)
         return x + scale * self.mlp(self.post_attention_layernorm(x))
 
 
@@ -78,11 +78,11 @@ class PostNormBlock(TransformerBlock):
     """
 
     def __call__(
-        self, x: mx.array, offset: Offset, cache: LayerCache | None, mask: mx.array | None = None
+        self, x: mx.array, positions: Positions, cache: LayerCache | None, mask: mx.array | None = None
     ) -> mx.array:
         """As `TransformerBlock`."""
         alpha = self._layer.residual_scale
-        x = self.input_layernorm(alpha * x + self.self_attn(x, offset, cache, mask))
+        x = self.input_layernorm(alpha * x + self.self_attn(x, positions, cache, mask))
         return self.post_attention_layernorm(alpha * x + self.mlp(x))
 
 
@@ -92,10 +92,10 @@ class BranchNormBlock(TransformerBlock):
     post_feedforward_layernorm: Norm
 
     def __call__(
-        self, x: mx.array, offset: Offset, cache: LayerCache | None, mask: mx.array | None = None
+        self, x: mx.array, positions: Positions, cache: LayerCache | None, mask: mx.array | None = None
     ) -> mx.array:
         """As `TransformerBlock`."""
-        x = x + self.post_attention_layernorm(self.self_attn(x, offset, cache, mask))
+        x = x + self.post_attention_layernorm(self.self_attn(x, positions, cache, mask))
         return x + self.post_feedforward_layernorm(self.mlp(x))
 
 
@@ -105,10 +105,10 @@ class SandwichBlock(BranchNormBlock):
     pre_feedforward_layernorm: Norm
 
     def __call__(
-        self, x: mx.array, offset: Offset, cache: LayerCache | None, mask: mx.array | None = None
+        self, x: mx.array, positions: Positions, cache: LayerCache | None, mask: mx.array | None = None
     ) -> mx.array:
         """As `TransformerBlock`."""
-        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), offset, cache, mask))
+        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), positions, cache, mask))
         return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
 
 
@@ -116,11 +116,11 @@ class ScaledSandwichBlock(SandwichBlock):
     """The same, with each branch times a scale (HyperCLOVA X)."""
 
     def __call__(
-        self, x: mx.array, offset: Offset, cache: LayerCache | None, mask: mx.array | None = None
+        self, x: mx.array, positions: Positions, cache: LayerCache | None, mask: mx.array | None = None
     ) -> mx.array:
         """As `TransformerBlock`."""
         scale = self._layer.branch_scale
-        x = x + scale * self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), offset, cache, mask))
+        x = x + scale * self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), positions, cache, mask))
         return x + scale * self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
 
 
@@ -128,10 +128,10 @@ class DualBlock(BranchNormBlock):
     """The same as Gemma 2's, with a feed-forward that has all norms but the last inside (Gemma 4's experts)."""
 
     def __call__(
-        self, x: mx.array, offset: Offset, cache: LayerCache | None, mask: mx.array | None = None
+        self, x: mx.array, positions: Positions, cache: LayerCache | None, mask: mx.array | None = None
     ) -> mx.array:
         """As `TransformerBlock`."""
-        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), offset, cache, mask))
+        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), positions, cache, mask))
         return x + self.post_feedforward_layernorm(self.mlp(x))
 
 
@@ -139,12 +139,12 @@ class ParallelBlock(TransformerBlock):
     """Both branches of the same x (GPT-J), each with its norm or both with one."""
 
     def __call__(
-        self, x: mx.array, offset: Offset, cache: LayerCache | None, mask: mx.array | None = None
+        self, x: mx.array, positions: Positions, cache: LayerCache | None, mask: mx.array | None = None
     ) -> mx.array:
         """As `TransformerBlock`."""
         normal = self.input_layernorm(x)
         other = normal if self._layer.shared_norm else self.post_attention_layernorm(x)
-        return x + self.self_attn(normal, offset, cache, mask) + self.mlp(other)
+        return x + self.self_attn(normal, positions, cache, mask) + self.mlp(other)
 
 
 _BLOCKS: dict[str, type[TransformerBlock]] = {
@@ -200,9 +200,9 @@ class Tail:
             self._norm = make_norm(f"{prefix}.post_per_layer_input_norm", layer.norm, weights, features)
 
     def __call__(self, x: mx.array, inputs: mx.array | None) -> mx.array:
-        """Map x (batch, seq, hidden) to the same shape; `inputs` are of all layers, (batch, seq, layers, width)."""
+        """Map x (tokens, hidden) to the same shape; `inputs` are of all layers, (tokens, layers, width)."""
         if inputs is not None:
-            x = x + self._norm(self._project(self._activate(self._gate(x), inputs[:, :, self._index])))
+            x = x + self._norm(self._project(self._activate(self._gate(x), inputs[:, self._index])))
         return x if self._scalar is None else x * self._scalar
 
 

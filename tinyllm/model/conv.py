@@ -15,7 +15,7 @@ from tinyllm.model.linear import Linear
 from tinyllm.model.state import through_state
 from tinyllm.ops.convolution import causal_convolution
 from tinyllm.ops.features import ModelFeatures
-from tinyllm.ops.rope import Offset
+from tinyllm.ops.rope import Positions
 
 
 class ShortConvolution:
@@ -34,13 +34,14 @@ class ShortConvolution:
     def __call__(
         self,
         x: mx.array,
-        offset: Offset = 0,
+        positions: Positions,
         cache: LayerCache | None = None,
         mask: mx.array | None = None,
     ) -> mx.array:
-        """Map x (batch, seq, hidden) to the same shape, through `cache`. Raises ValueError for a `mask`."""
+        """Map x (tokens, hidden) to the same shape, through `cache`. Raises ValueError for a `mask`."""
         before, after, inner = mx.split(self._input(x), 3, axis=-1)
-        return self._output(after * through_state(self._advance, [before * inner], self._forms, cache, mask))
+        y = through_state(self._advance, [positions.by_row(before * inner)], self._forms, cache, mask)
+        return self._output(after * y.reshape(after.shape))
 
     def _advance(self, inputs: Sequence[mx.array], state: State) -> tuple[mx.array, State]:
         y, last = causal_convolution(inputs[0], state[0], self._kernel, self._bias)

@@ -18,7 +18,7 @@ from tinyllm.ops.activation import ACTIVATIONS, swiglu
 from tinyllm.ops.convolution import causal_convolution
 from tinyllm.ops.delta import delta_rule, l2_normalised
 from tinyllm.ops.features import ModelFeatures
-from tinyllm.ops.rope import Offset
+from tinyllm.ops.rope import Positions
 
 
 class GatedDelta:
@@ -44,21 +44,22 @@ class GatedDelta:
     def __call__(
         self,
         x: mx.array,
-        offset: Offset = 0,
+        positions: Positions,
         cache: LayerCache | None = None,
         mask: mx.array | None = None,
     ) -> mx.array:
-        """Map x (batch, seq, hidden) to the same shape, through `cache`. Raises ValueError for a `mask`."""
-        shape, features, (batch, seq, _) = self._shape, self._features, x.shape
+        """Map x (tokens, hidden) to the same shape, through `cache`. Raises ValueError for a `mask`."""
+        features = self._features
         qkv, z = mx.split(self._project(x), [self._kernel.shape[0]], axis=-1)
         b, a = mx.split(self._gates(x), 2, axis=-1)
         log_decay = self._decay * mx.logaddexp(a.astype(mx.float32) + self._decay_bias, 0)
         rate = mx.sigmoid(b.astype(mx.float32))
-        y = through_state(self._advance, [qkv, log_decay, rate], self._forms, cache, mask)
+        inputs = [positions.by_row(each) for each in (qkv, log_decay, rate)]
+        y = through_state(self._advance, inputs, self._forms, cache, mask)
         y = self._norm(y.astype(x.dtype))
-        gate = z.reshape(batch, seq, shape.num_value_heads, shape.value_dim)
+        gate = z.reshape(y.shape)
         y = swiglu(gate, y, fused=bool(features.fused_activation), polynomial_exp=bool(features.polynomial_exp))
-        return self._output(y.reshape(batch, seq, -1))
+        return self._output(y.reshape(x.shape[0], -1))
 
     def _advance(self, inputs: Sequence[mx.array], state: State) -> tuple[mx.array, State]:
         """Return (batch, seq, value heads, value_dim), float32, for qkv and the logarithms of decays, and rates."""

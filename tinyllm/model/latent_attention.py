@@ -23,7 +23,7 @@ from tinyllm.model.attention import by_heads, make_rope, make_spec, scaled_queri
 from tinyllm.model.linear import Linear
 from tinyllm.model.norm import Norm, make_norm
 from tinyllm.ops.features import ModelFeatures
-from tinyllm.ops.rope import Offset
+from tinyllm.ops.rope import Positions
 
 
 class LatentAttention:
@@ -54,26 +54,26 @@ class LatentAttention:
     def __call__(
         self,
         x: mx.array,
-        offset: Offset = 0,
+        positions: Positions,
         cache: LayerCache | None = None,
         mask: mx.array | None = None,
     ) -> mx.array:
-        """Map x (batch, seq, hidden), which starts at position `offset`, to the same shape, through `cache`."""
-        shape, seq = self._shape, x.shape[1]
+        """Map x (tokens, hidden), which stand at `positions`, to the same shape, through `cache`."""
+        shape, seq = self._shape, positions.seq
         q = x
         for step in self._query:
             q = step(q)
-        q = by_heads(q, q.shape[-1] // shape.num_heads)
+        q = by_heads(q, q.shape[-1] // shape.num_heads, seq)
         plain, turned = mx.split(q, [shape.plain_dim], axis=-1)
         latent, key = mx.split(self._latent(x), [shape.latent_rank], axis=-1)
         latent = self._latent_norm(latent)
         assert self._rope is not None
-        turned, key = self._rope(turned, offset), self._rope(key[:, None], offset)
+        turned, key = self._rope(turned, positions), self._rope(by_heads(key, shape.rope.dims, seq), positions)
         expanding = self._expanding if shape.expands(seq) else None
         q = mx.concatenate([plain if expanding else plain @ self._keys, turned], axis=-1)
         if shape.query_scaling is not None:
-            q = scaled_queries(q, offset, shape.query_scaling)
-        k = mx.concatenate([latent[:, None], key], axis=-1)
+            q = scaled_queries(q, positions, shape.query_scaling)
+        k = mx.concatenate([by_heads(latent, shape.latent_rank, seq), key], axis=-1)
         attended = (cache or TinyKvFullCache()).attend(q, k, None, expanding or self._spec, mask)
         values = attended if expanding else attended @ self._values.swapaxes(-1, -2)
         return self._output(side_by_side(values))

@@ -62,12 +62,14 @@ class ModelForCausalLM:
         _check_offset(offset, caches[0].offset)
         positions = Positions(offset, inputs.shape[1], length)
         x = self._embedded(inputs, positions)
-        token_inputs = None if self._inputs is None else self._inputs(inputs, x)
+        token_inputs = None if self._inputs is None else self._inputs(inputs, x).flatten(0, 1)
+        x = x.flatten(0, 1)  # a token after the other: most of a layer does not ask whose they are
         by_layer = self._by_layer(caches)
         for block, layer_cache, tail in zip(self.layers, by_layer, self._tails, strict=True):
             x = block(x, positions, layer_cache)
             if tail is not None:
                 x = tail(x, token_inputs)
+        x = positions.by_row(x)
         if logits_to_keep is not None:
             x = x[:, x.shape[1] - min(logits_to_keep, x.shape[1]) :]
         return self._head(x if self.norm is None else self.norm(x))

@@ -114,13 +114,13 @@ def attention_over_pages(
 ) -> mx.array:
     """The same of one query a row, over keys and values that are multiplied where they lie instead of gathered.
 
-    q is (rows, heads, 1, head_dim); k and v are a pool's (kv_heads, pages * page_size, head_dim), of which each row
-    has its `pages` (rows, n). A head's queries by a page is one product of many, which a CPU takes one by one.
+    q is (rows, heads, 1, head_dim); k and v are a pool's (1, kv_heads, pages * page_size, head_dim), of which each
+    row has its `pages` (rows, n). A head's queries by a page is one product of many, which a CPU takes one by one.
     """
     rows, heads, _, head_dim = q.shape
-    kv_heads, n = k.shape[0], pages.shape[1]
+    kv_heads, n = k.shape[1], pages.shape[1]
     by_page = (rows, kv_heads, n)
-    index = pages_by_head(pages, kv_heads, k.shape[1] // page_size)
+    index = pages_by_head(pages, kv_heads, k.shape[2] // page_size)
     queries = mx.broadcast_to(mx.arange(rows * kv_heads).reshape(rows, kv_heads, 1), by_page)
     keys, values = (array.reshape(-1, page_size, array.shape[-1]) for array in (k, v))
     scores = mx.gather_mm(q.reshape(rows * kv_heads, -1, head_dim), keys.swapaxes(-1, -2), queries, index)

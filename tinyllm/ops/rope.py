@@ -116,6 +116,10 @@ class Positions:
         """The positions, (batch or 1, seq)."""
         return mx.array(self.offset).reshape(-1, 1) + mx.arange(self.seq)
 
+    def by_row(self, x: mx.array) -> mx.array:
+        """Part x (batch * seq, ...), a token after the other, into (batch, seq, ...)."""
+        return x.reshape(-1, self.seq, *x.shape[1:])
+
     def wavelengths(self, config: RopeConfig) -> mx.array:
         """Return dims / 2 wavelengths in float32; (batch, 1, 1, dims / 2) where rows have different ones."""
         if self.length is not None or isinstance(self.offset, int):
