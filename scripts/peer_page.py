@@ -143,7 +143,7 @@ def products_text(products: Mapping[str, Any]) -> str:
         f" that the memory was measured to give: a step that did nothing else would give {1 / alone:.1f} tokens a"
         f" second. The other {(step - alone) * 1e3:.1f} ms are some 280 small operations, and the host's work: it"
         " builds the graph of a step and hands over its operations on the cores that the products run on, so that"
-        " none of it can be hidden behind them, as it is on a GPU."
+        " none of it can be hidden behind them, as it is on a GPU, and takes longer by the clock than it works."
     )
 
 
