@@ -14,7 +14,7 @@ from tinyllm.config.reach import Window
 from tinyllm.model.load import load_model
 from tinyllm.ops.activation import swiglu
 from tinyllm.ops.attention import _BLOCK, AttentionSpec, Mask, attention_polynomial, attention_reference, causal_mask
-from tinyllm.ops.exp import LEAST_SIZE, exp, polynomial_exp
+from tinyllm.ops.exp import LEAST_FUSED_SIZE, LEAST_SIZE, exp, polynomial_exp
 from tinyllm.ops.features import ModelFeatures
 
 
@@ -39,7 +39,7 @@ def test_nan_stays_nan() -> None:
     assert np.isnan(polynomial_exp(mx.array([np.nan], dtype=mx.float32)).item())
 
 
-@pytest.mark.parametrize("size", [1, 1000, LEAST_SIZE])
+@pytest.mark.parametrize("size", [1, 1000, LEAST_FUSED_SIZE, LEAST_SIZE])
 def test_either_way_is_the_exponential(size: int) -> None:
     x = np.linspace(-80, 80, size).astype(np.float32)
     exact = np.exp(x.astype(np.float64))
@@ -47,7 +47,7 @@ def test_either_way_is_the_exponential(size: int) -> None:
         assert (np.abs(np.array(exp(mx.array(x), fused=fused)) / exact - 1) < 2e-7 * (1 + np.abs(x))).all()
 
 
-@pytest.mark.parametrize("size", [100, LEAST_SIZE])
+@pytest.mark.parametrize("size", [100, LEAST_FUSED_SIZE, LEAST_SIZE])
 def test_swiglu_equals_its_definition_where_it_is_steep_and_where_it_is_flat(size: int) -> None:
     gate = mx.concatenate([normal(size) * 10, mx.array([-1e4, -100.0, 0.0, 100.0, 1e4])])
     up = normal(size + 5, seed=1)
