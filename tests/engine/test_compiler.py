@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.engine.running import run
 from tinyllm.checkpoint.contents import read_contents
-from tinyllm.engine import compiler
+from tinyllm.engine import compiler, step
 from tinyllm.engine.compiler import Compiler
 from tinyllm.engine.load import EngineSettings, load_engine
-from tinyllm.engine.request import Request
+from tinyllm.engine.request import Request, SamplingParams
+from tinyllm.engine.step import Layout, paged_step
 from tinyllm.kernels import KernelFolder, has_compiler
+from tinyllm.model.transformer import ModelForCausalLM
 
 
 @pytest.fixture
@@ -65,3 +68,30 @@ def test_a_kind_of_model_is_warmed_up_once(
         assert engine.pools.manager.hit_tokens == 0
         engine.scheduler.check_invariants()
     assert len(known) == caplog.text.count("compiling kernels") == 1
+
+
+@pytest.mark.skipif(not has_compiler(), reason="needs g++")
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(),
+        SamplingParams(temperature=0.8, top_k=5, top_p=0.9, min_p=0.01, seed=1),
+        SamplingParams(repetition_penalty=1.1, presence_penalty=0.2, frequency_penalty=0.1),
+        SamplingParams(repetition_penalty=1.1, repetition_window=4),
+    ],
+    ids=["greedy", "drawn", "penalised", "penalised within a window"],
+)
+def test_the_steps_of_an_answer_are_compiled_once(
+    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch, sampling: SamplingParams
+) -> None:
+    """The first takes in what the host knows, the others what the device chose: the same to a compiler."""
+    engine, traced = load_engine(read_contents(tiny_checkpoint)), list[Layout]()
+
+    def spy(model: ModelForCausalLM, layout: Layout, inputs: step.Tree) -> step.Tree:
+        traced.append(layout)
+        return paged_step(model, layout, inputs)
+
+    monkeypatch.setattr(step, "paged_step", spy)
+    [outputs] = run(engine, [Request((3, 4, 5), 6, sampling=sampling)])
+    assert len(outputs) == 6
+    assert len(traced) == 1

@@ -63,9 +63,9 @@ class Batch:
         ]
         return stack_histories([*histories, *[{}] * (self.rows - len(histories))], self.vocab)
 
-    def column(self, values: Rows[int]) -> mx.array:
+    def column(self, values: Rows[int], dtype: mx.Dtype = mx.int32) -> mx.array:
         """Return one number a row (rows,), 0 for padding."""
-        return mx.array([*values, *[0] * (self.rows - len(values))])
+        return mx.array([*values, *[0] * (self.rows - len(values))], dtype=dtype)
 
 
 def _longest(sequence: Sequence) -> int:

@@ -16,7 +16,7 @@ from tinyllm._mx import dtype_name, mx
 from tinyllm.engine.batch import Batch
 from tinyllm.engine.memory import Memory
 from tinyllm.engine.request import Request, TokenLogprobs
-from tinyllm.engine.sampling import Arrays, Sampler
+from tinyllm.engine.sampling import CHOSEN, Arrays, Sampler
 from tinyllm.engine.scheduler import Chunk, Sequence
 from tinyllm.engine.step import Tree, chosen, is_finite
 from tinyllm.errors import NonFiniteLogitsError, TinyllmError
@@ -75,7 +75,7 @@ class Runner:
     def build(self, sequences: Rows[Sequence], requests: Rows[Request]) -> Step:
         """Build the step in which each row takes its last token in."""
         batch = self._batch(sequences, requests, rows=self.memory.rows(len(sequences)))
-        tokens = batch.column([sequence.ids[-1] for sequence in sequences])
+        tokens = batch.column([sequence.ids[-1] for sequence in sequences], CHOSEN)
         return self._step(batch, batch.index, tokens, batch.history(without=1), None)
 
     def build_after(self, step: Step) -> Step:

@@ -131,6 +131,9 @@ def remember(history: Arrays, tokens: mx.array, ring_index: mx.array) -> Arrays:
     return after
 
 
+CHOSEN = mx.uint32  # the type of tokens that are chosen: those of a first step have it too, or it is compiled twice
+
+
 @dataclass(frozen=True)
 class Choice:
     """The tokens (rows,) that were chosen, and whether each row's is `exact` (rows,); None if it cannot but be."""
