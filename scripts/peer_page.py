@@ -134,16 +134,19 @@ def step_part(products: Mapping[str, Any], ops: str) -> str:
 
 def products_text(products: Mapping[str, Any]) -> str:
     """Say how much of a decode step its matrix products are, and how near they come to the memory's limit."""
-    alone, step = median(products["products_s"]), median(products["steps_s"])
+    (alone, of_products), (step, of_all) = (
+        map(median, zip(*products[name], strict=True)) for name in ("products", "steps")
+    )
     share = products["bytes"] / alone / products["bandwidth"]
     return (
         f"The matrix products of a step at batch 1, one after another with nothing between them, take"
         f" {alone * 1e3:.1f} ms; the whole step takes {step * 1e3:.1f} ms. They read"
         f" {products['bytes'] / 1e6:.0f} MB of weights, at {share:.0%} of the {products['bandwidth'] / 1e9:.1f} GB/s"
         f" that the memory was measured to give: a step that did nothing else would give {1 / alone:.1f} tokens a"
-        f" second. The other {(step - alone) * 1e3:.1f} ms are some 280 small operations, and the host's work: it"
-        " builds the graph of a step and hands over its operations on the cores that the products run on, so that"
-        " none of it can be hidden behind them, as it is on a GPU, and takes longer by the clock than it works."
+        f" second. All cores together work {of_all * 1e3:.1f} ms for a step, of which its products alone take"
+        f" {of_products * 1e3:.1f} ms. The rest is some 280 small operations, and the host's work: it builds the"
+        " graph of a step and hands over its operations on the cores that the products run on, so that none of it can"
+        " be hidden behind them, as it is on a GPU, and takes longer by the clock than it works."
     )
 
 

@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
-from itertools import islice, pairwise
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -258,8 +258,8 @@ def agree(wanted: Sequence[Output], said: Sequence[Output]) -> bool:
 def measure_products(path: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Time the matrix products of a decode step alone, in turns with whole steps: a floor for any engine's step.
 
-    Of `settings`: "prompt" tokens come before the steps; "repetitions". Returns seconds, the bytes that the products
-    read, and the bytes a second that the memory gives.
+    Of `settings`: "prompt" tokens come before the steps; "repetitions". Returns pairs of seconds, by the clock and of
+    all processors together; the bytes that the products read, and the bytes a second that the memory gives.
     """
     from tinyllm._mx import mx
     from tinyllm.bench.machine import measure_bandwidth
@@ -276,18 +276,25 @@ def measure_products(path: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     vectors = [mx.ones((1, matrix.weight.shape[1])) for matrix in matrices]
     mx.eval(vectors)
     engine.add(Request((1,) * settings["prompt"], 20 * (settings["repetitions"] + 2)))
+
+    def multiply() -> None:
+        mx.eval([x @ matrix.transposed for x, matrix in zip(vectors, matrices, strict=True)])
+
+    def step() -> None:
+        while not any(output.token_id is not None for output in engine.step()):
+            pass
+
+    step()  # which reads the prompt
     products, steps = [], []
     for _ in range(settings["repetitions"]):
-        for _ in range(10):
-            started = time.perf_counter()
-            mx.eval([x @ matrix.transposed for x, matrix in zip(vectors, matrices, strict=True)])
-            products.append(time.perf_counter() - started)
-        gaps = []
-        while len(gaps) < 11:
-            gaps += [output.at for output in engine.step() if output.token_id is not None]
-        steps += [after - before for before, after in pairwise(gaps)]
+        for work, times in ((multiply, products), (step, steps)):
+            work()
+            for _ in range(10):
+                worked, started = time.process_time(), time.perf_counter()
+                work()
+                times.append((time.perf_counter() - started, time.process_time() - worked))
     read = sum(matrix.weight.nbytes for matrix in matrices)
-    return {"products_s": products, "steps_s": steps, "bytes": read, "bandwidth": measure_bandwidth()}
+    return {"products": products, "steps": steps, "bytes": read, "bandwidth": measure_bandwidth()}
 
 
 def parts_of(part: object) -> Iterator[object]:

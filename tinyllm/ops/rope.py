@@ -106,11 +106,6 @@ class Positions:
         self.length = length
         self._tables: dict[RopeConfig, tuple[mx.array, mx.array]] = {}
 
-    @classmethod
-    def of(cls, offset: Offset, seq: int) -> Positions:
-        """Return `offset` itself where it is the positions already."""
-        return offset if isinstance(offset, Positions) else cls(offset, seq)
-
     @property
     def array(self) -> mx.array:
         """The positions, (batch or 1, seq)."""
@@ -148,9 +143,6 @@ class Positions:
         return mx.stack([cos, cos], axis=axis), mx.stack([-sin, sin], axis=axis)
 
 
-Offset = int | mx.array | Positions
-
-
 class Rope:
     """The rotation of one kind of layer, applied to the heads of q and k, (batch, heads, seq, head_dim)."""
 
@@ -160,9 +152,8 @@ class Rope:
         self._wavelengths = mx.array(rope_wavelengths(config), dtype=mx.float32)
         self._attention_factor = rope_attention_factor(config)
 
-    def __call__(self, x: mx.array, offset: Offset) -> mx.array:
-        """Rotate `x` (batch, heads, seq, head_dim), which starts at position `offset`."""
-        positions = Positions.of(offset, x.shape[2])
+    def __call__(self, x: mx.array, positions: Positions) -> mx.array:
+        """Rotate x (batch, heads, seq, head_dim), whose tokens stand at `positions`."""
         if not self._fused:
             return rotate(x, *positions.table(self._config), interleaved=self._config.interleaved)
         return mx.fast.rope(
