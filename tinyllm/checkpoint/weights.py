@@ -12,7 +12,6 @@ from tinyllm._mx import mx
 from tinyllm.checkpoint.claims import check_claims
 from tinyllm.checkpoint.contents import Contents, read_contents
 from tinyllm.checkpoint.forms import MadeTensor
-from tinyllm.checkpoint.gguf import load_part
 from tinyllm.checkpoint.gguf_tensors import GgufPart, as_dense
 from tinyllm.checkpoint.quantization import make
 from tinyllm.checkpoint.safetensors_header import TensorInfo
@@ -311,6 +310,8 @@ def _load_file(info: TensorInfo | GgufPart) -> dict[str, mx.array]:
     does not have.
     """
     if isinstance(info, GgufPart):
+        from tinyllm.checkpoint.gguf import load_part  # NumPy, and of no use to other files
+
         return load_part(info)
     try:
         loaded = mx.load(str(info.file), format="safetensors")
