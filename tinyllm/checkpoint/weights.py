@@ -213,6 +213,8 @@ class WeightStore:
 
         Only `joinable` modules can be joined. Reading takes, beside the result, as much memory again while joining.
         """
+        if len(modules) > 1 and self.dtype is not None and not any(map(self._form, modules)):
+            return self._dense_rows(modules, self.dtype)
         parts = [self._linear(module) for module in modules]
         return parts[0] if len(parts) == 1 else _join_rows(parts)
 
@@ -246,6 +248,14 @@ class WeightStore:
         dense = packed.dequantize().astype(self.dtype or self.stored_dtype)
         mx.eval(dense)
         return DenseWeight(dense, bias)
+
+    def _dense_rows(self, modules: Sequence[str], dtype: mx.Dtype) -> DenseWeight:
+        """Join dense matrices before they are cast: as stored they are half the bytes to copy, where it matters."""
+        rows = mx.concatenate([self._read(self._info(f"{module}.weight")) for module in modules], axis=-2)
+        rows = rows.astype(dtype)
+        mx.eval(rows)
+        has_bias = self.has(f"{modules[0]}.bias")
+        return DenseWeight(rows, _joined([self.tensor(f"{m}.bias") if has_bias else None for m in modules], axis=-1))
 
     def _scales(self, name: str) -> mx.array:
         """Read scales, never as a shorter type than they are stored in: they make up all elements of a group."""
