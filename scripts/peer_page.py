@@ -163,6 +163,8 @@ METHOD = """\
 - mlx-lm as it is installed computes in the checkpoint's own dtype with what its wheels bring. Where the BLAS is
   named, all have that library, and float32; tinyllm leaves it all but products of up to eight rows
   (`tinyllm/blas_rows.py`).
+- Engines that have the same BLAS and type read the same bytes of weights for a token: the time of the products, which
+  the part on a decode step tells, is a floor for all of them, and an engine can only be faster by the rest.
 - A batch is read together by mlx-lm's `BatchGenerator`, and one prompt after another by tinyllm's engine.
 - mlx-lm ignores `rope_parameters` (as of 0.32.2): where a checkpoint has no top-level `rope_theta` it is given a copy
   that has one.
