@@ -70,7 +70,7 @@ class Peer:
 
 def requirements(env: str) -> list[str]:
     """Return what pip installs into an environment; mlx-lm on Linux needs a backend, and OpenBLAS."""
-    of_mlx = [f"mlx=={version('mlx')}"] if ON_MAC else [f"mlx[cpu]=={version('mlx')}", "cmeel-openblas"]
+    of_mlx = [f"mlx=={version('mlx')}"] if ON_MAC else [f"mlx[cpu]=={version('mlx')}", "scipy-openblas32"]
     return {
         "tinyllm-mkl": ["-e", f"{ROOT}[cpu,mkl]"],
         "mlx-lm": ["mlx-lm", *of_mlx],

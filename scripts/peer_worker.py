@@ -68,7 +68,7 @@ def load_tinyllm(path: str, settings: Mapping[str, Any]) -> tuple[Generate, dict
         return first_s, run_once(engine, Workload(0, count, depth=length, batch=rows), prompts).timed_s
 
     name = dtype_name(engine.model.dtype)
-    blas = BLAS.name if BLAS.few_rows else f"{BLAS.name} and its own rows"
+    blas = f"{BLAS.name} and its own rows" if BLAS.own_rows else BLAS.name
     about = {"version": version("tinyllm-mlx"), "dtype": name if ON_MAC else f"{name}, {blas}"}
     return generate, about
 
@@ -104,14 +104,14 @@ def load_mlx_lm(path: str, settings: Mapping[str, Any]) -> tuple[Generate, dict[
 
 
 def load_mlx_lm_blas(wanted: str | None) -> str:
-    """Load the BLAS that mlx-lm's MLX is to find, whole: by tinyllm's rules or from a path; return its name."""
+    """Load the BLAS that mlx-lm's MLX is to find, as tinyllm does or from a path; return its name."""
     if wanted is None:
         return "the wheel's BLAS"
     if wanted == "openblas":
         sys.path.insert(0, str(ROOT))
         from tinyllm.blas import load_blas
 
-        return load_blas({"TINYLLM_BLAS": "gemm"}).name
+        return load_blas({}).name
     ctypes.CDLL(wanted, ctypes.RTLD_GLOBAL)
     return "MKL"
 

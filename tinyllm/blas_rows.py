@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import shutil
 import subprocess
 import tempfile
@@ -20,7 +19,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
-from tinyllm.kernels import has_compiler, private_store
+from tinyllm.kernels import has_compiler, instruction_set, private_store
 
 __all__ = ["load_rows"]
 
@@ -33,10 +32,11 @@ def load_rows(blas: str, store: Path | None = None, environ: Mapping[str, str] =
     """Load the library for all that is loaded later, to call `blas`; it is kept in `store`, by default the cache.
 
     It takes as many threads as there are cores, eight at most, or as a variable for the threads of a BLAS allows.
-    Returns False where it can be neither found nor compiled, or `blas` has no `cblas_sgemm`. Raises OSError where
+    Returns False where it can be neither found nor compiled, or `blas` has no `sgemm`. Raises OSError where
     that cannot be loaded.
     """
-    callee = getattr(ctypes.CDLL(blas), "cblas_sgemm", None)
+    loaded = ctypes.CDLL(blas)
+    callee = getattr(loaded, "cblas_sgemm", None) or getattr(loaded, "scipy_cblas_sgemm", None)
     library = None if callee is None else _library(store)
     if library is None:
         return False
@@ -61,7 +61,7 @@ def _library(store: Path | None) -> Path | None:
         return None
     source = Path(__file__).with_suffix(".cpp").read_text(encoding="utf-8")
     name = sha256("\0".join((*_FLAGS, source)).encode()).hexdigest()[:16]
-    library = folder / f"rows-{platform.machine()}-{name}.so"
+    library = folder / f"rows-{instruction_set()}-{name}.so"
     if not library.exists() and has_compiler():
         with suppress(OSError, subprocess.CalledProcessError):
             _compile(source, library)

@@ -15,6 +15,7 @@ import tempfile
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 
 _MOST_KERNELS = 512  # of some 15 kB each
@@ -25,7 +26,7 @@ class KernelFolder:
     """The kernels of this process, for an MLX of the given `version`; `store` is where they outlast it."""
 
     def __init__(self, version: str, store: Path | None = None) -> None:
-        self._store = (store or _default_store()) / f"mlx-{version}-{_instruction_set()}"
+        self._store = (store or _default_store()) / f"mlx-{version}-{instruction_set()}"
         self._own = self._make()
         self._libraries = self._own / "mlx" / version / "cpu"
         self._libraries.mkdir(parents=True)
@@ -109,13 +110,14 @@ def _default_store() -> Path:
     return platformdirs.user_cache_path("tinyllm") / "kernels"
 
 
-def _instruction_set() -> str:
-    """Name what kernels are compiled for: a home may be shared by machines that differ."""
+def instruction_set() -> str:
+    """Name this machine's CPU by all its features: machines that differ may share a home."""
     try:
-        flags = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+        lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
-        flags = ""
-    return f"{platform.machine()}-avx2" if " avx2 " in flags else platform.machine()
+        lines = []
+    features = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return f"{platform.machine()}-{sha256(features.encode()).hexdigest()[:8]}"
 
 
 def _is_private(folder: Path) -> bool:
