@@ -19,11 +19,21 @@ if TYPE_CHECKING:
     from tinyllm.config.config import Config as Config
     from tinyllm.engine.request import SamplingParams as SamplingParams
     from tinyllm.errors import TinyllmError as TinyllmError
+    from tinyllm.kv.full import TinyKvFullCache as TinyKvFullCache
+    from tinyllm.kv.paged import TinyKvPagedCache as TinyKvPagedCache
+    from tinyllm.kv.paged import TinyKvPagedPool as TinyKvPagedPool
     from tinyllm.llm import LLM as LLM
     from tinyllm.llm import Answer as Answer
     from tinyllm.llm import Chunk as Chunk
     from tinyllm.llm import Statistics as Statistics
+    from tinyllm.model.attention import Attention as Attention
+    from tinyllm.model.block import TransformerBlock as TransformerBlock
+    from tinyllm.model.linear import Embedding as Embedding
+    from tinyllm.model.linear import linear as linear
     from tinyllm.model.load import load_model as load_model
+    from tinyllm.model.mlp import MLP as MLP
+    from tinyllm.model.moe import Moe as Moe
+    from tinyllm.model.norm import RMSNorm as RMSNorm
     from tinyllm.model.transformer import ModelForCausalLM as ModelForCausalLM
     from tinyllm.ops.features import ModelFeatures as ModelFeatures
 
@@ -35,12 +45,22 @@ _HOMES = {
     "Chunk": "tinyllm.llm",
     "SamplingParams": "tinyllm.engine.request",
     "Statistics": "tinyllm.llm",
-    "Config": "tinyllm.config.config",
-    "ModelFeatures": "tinyllm.ops.features",
-    "ModelForCausalLM": "tinyllm.model.transformer",
     "TinyllmError": "tinyllm.errors",
+    "Config": "tinyllm.config.config",
     "WeightStore": "tinyllm.checkpoint.weights",
+    "ModelFeatures": "tinyllm.ops.features",
+    "RMSNorm": "tinyllm.model.norm",
+    "Embedding": "tinyllm.model.linear",
+    "linear": "tinyllm.model.linear",
+    "Attention": "tinyllm.model.attention",
+    "MLP": "tinyllm.model.mlp",
+    "Moe": "tinyllm.model.moe",
+    "TransformerBlock": "tinyllm.model.block",
+    "ModelForCausalLM": "tinyllm.model.transformer",
     "load_model": "tinyllm.model.load",
+    "TinyKvFullCache": "tinyllm.kv.full",
+    "TinyKvPagedCache": "tinyllm.kv.paged",
+    "TinyKvPagedPool": "tinyllm.kv.paged",
 }
 
 __all__ = ["__version__", *_HOMES]

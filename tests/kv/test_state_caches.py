@@ -8,7 +8,6 @@ from golden_cases import GOLDEN, expected
 from tinyllm._mx import mx
 from tinyllm.model.load import load_model
 from tinyllm.model.transformer import ModelForCausalLM
-from tinyllm.ops.rope import Positions
 
 PAGE = 16
 
@@ -84,6 +83,6 @@ def test_a_trim_that_no_page_has_the_state_of_is_an_error(model: ModelForCausalL
 
 
 def test_a_state_takes_no_mask(model: ModelForCausalLM) -> None:
-    x = mx.zeros((4, model.config.hidden_size))
+    x = mx.zeros((1, 4, model.config.hidden_size))
     with pytest.raises(ValueError, match="takes no mask"):
-        model.layers[0](x, Positions(0, 4), None, mx.ones((4, 4), dtype=mx.bool_))
+        model.layers[0](x, 0, None, mx.ones((4, 4), dtype=mx.bool_))

@@ -21,10 +21,10 @@ from tinyllm.model.latent_attention import LatentAttention
 from tinyllm.model.load import load_model
 from tinyllm.ops.attention import AttentionSpec
 from tinyllm.ops.features import ModelFeatures
-from tinyllm.ops.rope import Positions
 
 V3 = GOLDEN / "deepseek_v3"
-PREFIX = "model.layers.0.self_attn"
+LAYER = "model.layers.0"
+PREFIX = f"{LAYER}.self_attn"
 
 
 class Seen(TinyKvFullCache):
@@ -43,27 +43,27 @@ class Seen(TinyKvFullCache):
 
 def layer(features: ModelFeatures) -> LatentAttention:
     store = WeightStore.from_path(V3).cast(mx.float32)
-    return LatentAttention(PREFIX, store.config, store, features)
+    return LatentAttention(LAYER, store.config, store, features)
 
 
 @pytest.mark.parametrize(("queries", "expanded"), [(1, False), (36, False), (37, True)])
 def test_keys_are_made_for_many_queries(queries: int, expanded: bool) -> None:
     """And kept as latents all the same: 12 of the latent and 4 rotated. The golden's heads have 8 + 4 elements."""
     cache = Seen()
-    layer(ModelFeatures())(mx.ones((queries, 32)), Positions(0, queries), cache)
+    layer(ModelFeatures())(mx.ones((1, queries, 32)), 0, cache)
     assert (cache.asked.expand is not None) == expanded
     assert cache.width == (12 if expanded else 16)
     assert [array.shape[-1] for array in cache.arrays] == [16]
 
 
 def test_both_forms_give_the_same_after_an_older_part() -> None:
-    x = mx.random.normal((90, 32), key=mx.random.key(3))
+    x = mx.random.normal((1, 90, 32), key=mx.random.key(3))
     outputs = []
     for features in (ModelFeatures(), replace(ModelFeatures(), expanded_latents=False)):
         cache, attention = Seen(), layer(features)
-        parts = [attention(x[:50], Positions(0, 50), cache), attention(x[50:], Positions(50, 40), cache)]
+        parts = [attention(x[:, :50], 0, cache), attention(x[:, 50:], 50, cache)]
         assert (cache.asked.expand is None) == (not features.expanded_latents)
-        outputs.append(mx.concatenate(parts))
+        outputs.append(mx.concatenate(parts, axis=1))
     assert difference(outputs[0], outputs[1]) <= TOLERANCE
 
 

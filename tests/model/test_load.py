@@ -75,7 +75,7 @@ def test_packed_weights_are_unpacked_on_a_cpu_where_memory_allows_with_the_same_
     monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.cpu))
     monkeypatch.setattr(hardware, "available_memory", lambda: memory)
     model = load_model(packed)
-    assert isinstance(model.embed_tokens._weight, DenseWeight) is expanded
+    assert isinstance(model.embedding.table.weight, DenseWeight) is expanded
     ids = mx.array([[5, 6, 7, 8]])
     assert mx.allclose(model(ids), load_model(unpacked)(ids), rtol=1e-3, atol=1e-3).item()
 
@@ -103,7 +103,7 @@ def test_fault_07_large_activations_are_decoded_in_the_stored_and_default_type(
     loud: Path, dtype: mx.Dtype | None
 ) -> None:
     model = load_model(loud, dtype=dtype)
-    assert mx.max(mx.abs(model.embed_tokens(mx.array([[5, 6, 7]])))).item() > 1e5
+    assert mx.max(mx.abs(model.embedding(mx.array([[5, 6, 7]])))).item() > 1e5
     outputs = run(model)
     assert [output.finish_reason for output in outputs if output.finish_reason] == ["length"]
     assert not any(output.error for output in outputs)
@@ -120,7 +120,7 @@ def test_fault_07_values_that_float16_cannot_hold_are_reported_and_no_token_is_m
 
 def test_fault_07_a_request_that_ends_so_leaves_the_engine_for_the_next(loud: Path) -> None:
     model = load_model(loud, dtype=mx.float16)
-    model.embed_tokens._weight = DenseWeight(mx.concatenate([mx.ones((100, 32)), mx.full((188, 32), mx.inf)]))
+    model.embedding.table.weight = DenseWeight(mx.concatenate([mx.ones((100, 32)), mx.full((188, 32), mx.inf)]))
     engine = Engine(model)
     failing, fine = engine.add(Request((200,), max_tokens=1)), engine.add(Request((5,), max_tokens=1))
     reasons = {}

@@ -17,7 +17,6 @@ from tinyllm.model.load import load_model
 from tinyllm.model.transformer import ModelForCausalLM
 from tinyllm.ops.attention import causal_mask
 from tinyllm.ops.features import ModelFeatures
-from tinyllm.ops.rope import Positions
 
 IDS = [[5, 6, 7, 8, 9, 10, 11, 12], [40, 30, 20, 10, 200, 100, 50, 25]]
 FEATURES = {"fused": ModelFeatures(), "reference": ModelFeatures.reference()}
@@ -164,43 +163,39 @@ def block(request: pytest.FixtureRequest, tiny_checkpoint: Path) -> TransformerB
 
 @pytest.fixture
 def x() -> mx.array:
-    """Six tokens of each of two rows, one after the other."""
-    return mx.random.normal((2 * 6, 32), key=mx.random.key(4))
-
-
-ROW = Positions(0, 6)
+    """Six tokens of each of two rows."""
+    return mx.random.normal((2, 6, 32), key=mx.random.key(4))
 
 
 def test_a_block_is_two_residual_steps(block: TransformerBlock, x: mx.array) -> None:
-    middle = x + block.self_attn(block.input_layernorm(x), ROW, TinyKvFullCache())
-    assert close(block(x, ROW, TinyKvFullCache()), middle + block.mlp(block.post_attention_layernorm(middle)))
+    middle = x + block.self_attn(block.input_layernorm(x), 0, TinyKvFullCache())
+    assert close(block(x, 0, TinyKvFullCache()), middle + block.mlp(block.post_attention_layernorm(middle)))
 
 
 def test_a_block_without_a_cache_sees_its_input_alone(block: TransformerBlock, x: mx.array) -> None:
-    assert close(block(x, ROW, None), block(x, ROW, TinyKvFullCache()))
+    assert close(block(x, 0, None), block(x, 0, TinyKvFullCache()))
 
 
 def test_a_block_is_causal_unless_a_mask_is_given(block: TransformerBlock, x: mx.array) -> None:
-    causal = block(x, ROW, TinyKvFullCache())
-    assert close(block(x, ROW, TinyKvFullCache(), mask=causal_mask(6, 6)), causal)
-    everything = block(x, ROW, TinyKvFullCache(), mask=mx.ones((6, 6), dtype=mx.bool_))
-    assert close(everything[5::6], causal[5::6])
-    assert not close(everything[::6], causal[::6])
+    causal = block(x, 0, TinyKvFullCache())
+    assert close(block(x, 0, TinyKvFullCache(), mask=causal_mask(6, 6)), causal)
+    everything = block(x, 0, TinyKvFullCache(), mask=mx.ones((6, 6), dtype=mx.bool_))
+    assert close(everything[:, -1], causal[:, -1])
+    assert not close(everything[:, 0], causal[:, 0])
 
 
 def test_a_block_takes_an_additive_mask(block: TransformerBlock, x: mx.array) -> None:
     additive = mx.where(causal_mask(6, 6), 0.0, -1e9)
-    assert close(block(x, ROW, None, mask=additive), block(x, ROW, None))
+    assert close(block(x, 0, None, mask=additive), block(x, 0, None))
 
 
 def test_a_blocks_mask_spans_its_cache(block: TransformerBlock, x: mx.array) -> None:
     cache = TinyKvFullCache()
-    rows = ROW.by_row(x)
-    block(rows[:, :4].flatten(0, 1), Positions(0, 4), cache)
+    block(x[:, :4], 0, cache)
     only_itself = mx.concatenate([mx.zeros((2, 4)), mx.eye(2)], axis=1).astype(mx.bool_)
-    got = block(rows[:, 4:].flatten(0, 1), Positions(4, 2), cache, mask=only_itself)
-    alone = mx.stack([block(rows[:, i], Positions(i, 1), None) for i in (4, 5)], axis=1)
-    assert close(got, alone.flatten(0, 1))
+    got = block(x[:, 4:], 4, cache, mask=only_itself)
+    alone = mx.concatenate([block(x[:, i : i + 1], i, None) for i in (4, 5)], axis=1)
+    assert close(got, alone)
 
 
 # Faults 09 and 10: the two dialects of RoPE, and where theta stands.

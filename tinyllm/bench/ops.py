@@ -101,7 +101,7 @@ def layer_ops(model: ModelForCausalLM, settings: EngineSettings) -> Counter[str]
     kinds, places = layer_kinds(model.config, settings.kv_bits)
     index = next(i for i, (kind, _) in enumerate(places) if not kinds[kind].states)
     block, kind = model.layers[index], kinds[places[index][0]]
-    x = mx.zeros((1, model.config.hidden_size), dtype=model.dtype)
+    x = mx.zeros((1, 1, model.config.hidden_size), dtype=model.dtype)
     outputs: list[mx.array] = []
     if settings.kv == "dense":
         cache = model.create_kv_cache(kv_bits=settings.kv_bits)[index]

@@ -37,7 +37,7 @@ def load_subject(
     load_s = perf_counter() - started
     model, config = engine.model, engine.model.config
     size = held_bytes(model)
-    looked_up = 0 if config.tie_word_embeddings else held_bytes(model.embed_tokens)  # one row of it is read
+    looked_up = 0 if config.tie_word_embeddings else held_bytes(model.embedding.table)  # one row of it is read
     subject = Subject(
         name=name,
         params=sum(math.prod(shape) for shape in tensor_shapes(config).values()),

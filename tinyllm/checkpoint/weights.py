@@ -50,6 +50,11 @@ class DenseWeight:
         mx.eval(self.transposed)
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """(out, in), after the number of experts if there are several."""
+        return self.weight.shape
+
+    @property
     def nbytes(self) -> int:
         """Bytes of both."""
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
@@ -69,6 +74,11 @@ class QuantizedWeight:
     biases: mx.array | None
     form: QuantFormat
     bias: mx.array | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(out, in) of the dense matrix, after the number of experts if there are several."""
+        return (*self.packed.shape[:-1], self.packed.shape[-1] * 32 // self.form.bits)
 
     def dequantize(self) -> mx.array:
         """Return the dense matrix (out, in), in the dtype of `scales` (bfloat16 where they are no floats)."""

@@ -13,7 +13,17 @@ from tinyllm.config.families.table import family_of
 from tinyllm.config.families.wrappers import WRAPPERS, Wrapper
 from tinyllm.config.family import Family
 from tinyllm.config.inert import GENERATION, HARMLESS, INERT
-from tinyllm.config.layers import LayerConfig, LayerInputs, MoeConfig, NormConfig, rope_of, sees_source, source_of
+from tinyllm.config.layers import (
+    DualConfig,
+    LayerConfig,
+    LayerInputs,
+    MLPConfig,
+    MoeConfig,
+    NormConfig,
+    rope_of,
+    sees_source,
+    source_of,
+)
 from tinyllm.config.names import Target, canonical_modules, canonical_name, layer_number, targets
 from tinyllm.config.native import NATIVE, read_native
 from tinyllm.config.quantization import QuantizationConfig, read_quantization
@@ -96,6 +106,17 @@ class Config:
         if len(boundaries) > 1:
             raise ConfigError(f"layers are rotated otherwise from different lengths on: {sorted(boundaries)}")
         return min(boundaries, default=None)
+
+    @property
+    def hidden_act(self) -> str:
+        """The activation of the first layer's feed-forward network, or of its experts."""
+        match self.layers[0].feed_forward:
+            case MLPConfig(activation=activation):
+                return activation
+            case MoeConfig(expert=expert):
+                return expert.activation
+            case DualConfig(dense=dense):
+                return dense.activation
 
     def is_moe_layer(self, i: int) -> bool:
         """Whether layer `i` routes its tokens to experts."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from tinyllm._mx import mx
 from tinyllm.ops.attention import AttentionSpec
 
 State = tuple[mx.array, ...]
 """What a recurrent layer keeps of all positions before the next one: arrays (batch, ...)."""
+
+
+Mask = mx.array | Literal["causal"] | None
+"""Which keys a query sees: causal by default, or as an array (seq, keys), boolean or additive, says."""
 
 
 class LayerCache(Protocol):

@@ -10,7 +10,7 @@ from tinyllm.checkpoint.weights import WeightStore
 from tinyllm.config.config import Config
 from tinyllm.config.layers import AttentionConfig, LatentAttentionConfig, QkNorm, QueryScaling
 from tinyllm.errors import ConfigError
-from tinyllm.kv.cache import LayerCache
+from tinyllm.kv.cache import LayerCache, Mask
 from tinyllm.kv.full import TinyKvFullCache
 from tinyllm.model.linear import Linear, Projections
 from tinyllm.model.norm import make_norm, read_weight
@@ -18,16 +18,17 @@ from tinyllm.ops.attention import AttentionSpec
 from tinyllm.ops.features import ModelFeatures
 from tinyllm.ops.norm import layer_norm, rms_norm
 from tinyllm.ops.position_bias import PositionBias
-from tinyllm.ops.rope import Positions, Rope
+from tinyllm.ops.rope import Offset, Positions, Rope
 
 
 class Attention:
-    """The attention of the layer that `prefix` ("model.layers.0.self_attn") stands in."""
+    """The attention of the layer `prefix` ("model.layers.0"): grouped queries, keys and values in a cache."""
 
     def __init__(self, prefix: str, config: Config, weights: WeightStore, features: ModelFeatures) -> None:
         shape = config.layer_at(prefix).attention
         if not isinstance(shape, AttentionConfig):
-            raise ConfigError(f"{prefix} is not attention of this kind, but {type(shape).__name__}")
+            raise ConfigError(f"{prefix} has no attention of this kind, but {type(shape).__name__}")
+        prefix = f"{prefix}.self_attn"
         self._heads, self._head_dim = shape.num_heads, shape.head_dim
         parts = shape.projections
         self._project = Projections(tuple(f"{prefix}.{part}_proj" for part in parts), weights, features)
@@ -48,15 +49,16 @@ class Attention:
     def __call__(
         self,
         x: mx.array,
-        positions: Positions,
+        offset: Offset,
         cache: LayerCache | None = None,
-        mask: mx.array | None = None,
+        mask: Mask = None,
     ) -> mx.array:
-        """Map x (tokens, hidden), which stand at `positions`, to the same shape, through `cache`.
+        """Map x (batch, seq, hidden), whose rows begin at `offset`, to the same shape, appending to `cache`.
 
-        Attention is causal (and as far as the layer sees) unless `mask`, as `cache.attend` takes it, is given.
+        Attention is causal, and limited to the layer's window, unless `mask` is an array.
         """
-        qk, *others = mx.split(by_heads(self._project(x), self._head_dim, positions.seq), self._ends, axis=1)
+        positions = Positions.of(offset, x.shape[1])
+        qk, *others = mx.split(by_heads(self._project(x), self._head_dim), self._ends, axis=1)
         v = self._values(qk, others)
         if self._norm is not None and not self._normed_last:
             qk = self._norm(qk)
@@ -69,7 +71,7 @@ class Attention:
         q, k = mx.split(qk, [self._heads], axis=1) if self._has_keys else (qk, None)
         if self._query_scaling is not None:
             q = scaled_queries(q, positions, self._query_scaling)
-        attended = (cache or TinyKvFullCache()).attend(q, k, v, self._spec, mask)
+        attended = (cache or TinyKvFullCache()).attend(q, k, v, self._spec, own_mask(mask))
         if others:  # a gate
             attended = attended * mx.sigmoid(others[0])
         return self._output(side_by_side(attended))
@@ -84,17 +86,23 @@ class Attention:
         return v if self._value_norm is None else self._value_norm(v)
 
 
-def by_heads(x: mx.array, head_dim: int, seq: int) -> mx.array:
-    """Part x (batch * seq, heads * head_dim) into (batch, heads, seq, head_dim)."""
+def own_mask(mask: Mask) -> mx.array | None:
+    """Return the mask that takes the place of the cache's own, which is causal."""
+    return None if isinstance(mask, str) else mask
+
+
+def by_heads(x: mx.array, head_dim: int) -> mx.array:
+    """Split x (batch, seq, heads * head_dim) into (batch, heads, seq, head_dim)."""
+    batch, seq, _ = x.shape
     if seq == 1:  # the same order of numbers: a decode step has one operation less to build
-        return x.reshape(x.shape[0], -1, 1, head_dim)
-    return x.reshape(x.shape[0] // seq, seq, -1, head_dim).swapaxes(1, 2)
+        return x.reshape(batch, -1, 1, head_dim)
+    return x.reshape(batch, seq, -1, head_dim).swapaxes(1, 2)
 
 
 def side_by_side(heads: mx.array) -> mx.array:
-    """Join heads (batch, heads, seq, head_dim) to (batch * seq, heads * head_dim)."""
+    """Join heads (batch, heads, seq, head_dim) to (batch, seq, heads * head_dim)."""
     batch, _, seq, _ = heads.shape
-    return (heads if seq == 1 else heads.swapaxes(1, 2)).reshape(batch * seq, -1)
+    return (heads if seq == 1 else heads.swapaxes(1, 2)).reshape(batch, seq, -1)
 
 
 def make_rope(shape: AttentionConfig | LatentAttentionConfig, features: ModelFeatures) -> Rope | None:
@@ -176,7 +184,7 @@ class WholeNorm:
         """Map x (batch, heads + kv_heads, seq, head_dim) to the same shape."""
         parts = mx.split(x, [self._heads][: len(self._norms) - 1], axis=1)
         normal = [norm(side_by_side(part)) for norm, part in zip(self._norms, parts, strict=True)]
-        return mx.concatenate([by_heads(part, x.shape[3], x.shape[2]) for part in normal], axis=1)
+        return mx.concatenate([by_heads(part, x.shape[3]) for part in normal], axis=1)
 
 
 def make_qk_norm(

@@ -18,7 +18,7 @@ from tinyllm.config.layers import (
 )
 from tinyllm.config.tensors import norm_names
 from tinyllm.errors import UnsupportedModelError
-from tinyllm.kv.cache import LayerCache
+from tinyllm.kv.cache import LayerCache, Mask
 from tinyllm.model.attention import Attention
 from tinyllm.model.conv import ShortConvolution
 from tinyllm.model.delta import GatedDelta
@@ -29,7 +29,7 @@ from tinyllm.model.moe import DenseAndExperts, Moe
 from tinyllm.model.norm import Norm, make_norm
 from tinyllm.ops.activation import gated
 from tinyllm.ops.features import ModelFeatures
-from tinyllm.ops.rope import Positions
+from tinyllm.ops.rope import Offset
 
 
 class TransformerBlock:
@@ -50,24 +50,27 @@ class TransformerBlock:
     def __call__(
         self,
         x: mx.array,
-        positions: Positions,
+        offset: Offset,
         cache: LayerCache | None,
-        mask: mx.array | None = None,
+        mask: Mask = None,
     ) -> mx.array:
-        """Map x (tokens, hidden), which stand at `positions`, to the same shape, appending to `cache`."""
-        x = x + self.self_attn(self.input_layernorm(x), positions, cache, mask)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        """Map x (batch, seq, hidden), whose rows begin at position `offset`, to the same shape, appending to `cache`.
+
+        `mask` is "causal" or None, which mean the same, or an array (seq, keys).
+        """
+        r = self.self_attn(self.input_layernorm(x), offset, cache, mask)
+        h = x + r
+        r = self.mlp(self.post_attention_layernorm(h))
+        return h + r
 
 
 class ScaledBlock(TransformerBlock):
     """The same, with each branch times a scale (Granite)."""
 
-    def __call__(
-        self, x: mx.array, positions: Positions, cache: LayerCache | None, mask: mx.array | None = None
-    ) -> mx.array:
+    def __call__(self, x: mx.array, offset: Offset, cache: LayerCache | None, mask: Mask = None) -> mx.array:
         """As `TransformerBlock`."""
         scale = self._layer.branch_scale
-        x = x + scale * self.self_attn(self.input_layernorm(x), positions, cache, mask)
+        x = x + scale * self.self_attn(self.input_layernorm(x), offset, cache, mask)
         return x + scale * self.mlp(self.post_attention_layernorm(x))
 
 
@@ -77,12 +80,10 @@ class PostNormBlock(TransformerBlock):
     DeepNorm (arXiv 2203.00555) multiplies the residual by alpha.
     """
 
-    def __call__(
-        self, x: mx.array, positions: Positions, cache: LayerCache | None, mask: mx.array | None = None
-    ) -> mx.array:
+    def __call__(self, x: mx.array, offset: Offset, cache: LayerCache | None, mask: Mask = None) -> mx.array:
         """As `TransformerBlock`."""
         alpha = self._layer.residual_scale
-        x = self.input_layernorm(alpha * x + self.self_attn(x, positions, cache, mask))
+        x = self.input_layernorm(alpha * x + self.self_attn(x, offset, cache, mask))
         return self.post_attention_layernorm(alpha * x + self.mlp(x))
 
 
@@ -91,11 +92,9 @@ class BranchNormBlock(TransformerBlock):
 
     post_feedforward_layernorm: Norm
 
-    def __call__(
-        self, x: mx.array, positions: Positions, cache: LayerCache | None, mask: mx.array | None = None
-    ) -> mx.array:
+    def __call__(self, x: mx.array, offset: Offset, cache: LayerCache | None, mask: Mask = None) -> mx.array:
         """As `TransformerBlock`."""
-        x = x + self.post_attention_layernorm(self.self_attn(x, positions, cache, mask))
+        x = x + self.post_attention_layernorm(self.self_attn(x, offset, cache, mask))
         return x + self.post_feedforward_layernorm(self.mlp(x))
 
 
@@ -104,47 +103,39 @@ class SandwichBlock(BranchNormBlock):
 
     pre_feedforward_layernorm: Norm
 
-    def __call__(
-        self, x: mx.array, positions: Positions, cache: LayerCache | None, mask: mx.array | None = None
-    ) -> mx.array:
+    def __call__(self, x: mx.array, offset: Offset, cache: LayerCache | None, mask: Mask = None) -> mx.array:
         """As `TransformerBlock`."""
-        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), positions, cache, mask))
+        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), offset, cache, mask))
         return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
 
 
 class ScaledSandwichBlock(SandwichBlock):
     """The same, with each branch times a scale (HyperCLOVA X)."""
 
-    def __call__(
-        self, x: mx.array, positions: Positions, cache: LayerCache | None, mask: mx.array | None = None
-    ) -> mx.array:
+    def __call__(self, x: mx.array, offset: Offset, cache: LayerCache | None, mask: Mask = None) -> mx.array:
         """As `TransformerBlock`."""
         scale = self._layer.branch_scale
-        x = x + scale * self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), positions, cache, mask))
+        x = x + scale * self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), offset, cache, mask))
         return x + scale * self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
 
 
 class DualBlock(BranchNormBlock):
     """The same as Gemma 2's, with a feed-forward that has all norms but the last inside (Gemma 4's experts)."""
 
-    def __call__(
-        self, x: mx.array, positions: Positions, cache: LayerCache | None, mask: mx.array | None = None
-    ) -> mx.array:
+    def __call__(self, x: mx.array, offset: Offset, cache: LayerCache | None, mask: Mask = None) -> mx.array:
         """As `TransformerBlock`."""
-        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), positions, cache, mask))
+        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), offset, cache, mask))
         return x + self.post_feedforward_layernorm(self.mlp(x))
 
 
 class ParallelBlock(TransformerBlock):
     """Both branches of the same x (GPT-J), each with its norm or both with one."""
 
-    def __call__(
-        self, x: mx.array, positions: Positions, cache: LayerCache | None, mask: mx.array | None = None
-    ) -> mx.array:
+    def __call__(self, x: mx.array, offset: Offset, cache: LayerCache | None, mask: Mask = None) -> mx.array:
         """As `TransformerBlock`."""
         normal = self.input_layernorm(x)
         other = normal if self._layer.shared_norm else self.post_attention_layernorm(x)
-        return x + self.self_attn(normal, positions, cache, mask) + self.mlp(other)
+        return x + self.self_attn(normal, offset, cache, mask) + self.mlp(other)
 
 
 _BLOCKS: dict[str, type[TransformerBlock]] = {
@@ -200,9 +191,9 @@ class Tail:
             self._norm = make_norm(f"{prefix}.post_per_layer_input_norm", layer.norm, weights, features)
 
     def __call__(self, x: mx.array, inputs: mx.array | None) -> mx.array:
-        """Map x (tokens, hidden) to the same shape; `inputs` are of all layers, (tokens, layers, width)."""
+        """Map x (batch, seq, hidden) to the same shape; `inputs` are of all layers, (batch, seq, layers, width)."""
         if inputs is not None:
-            x = x + self._norm(self._project(self._activate(self._gate(x), inputs[:, self._index])))
+            x = x + self._norm(self._project(self._activate(self._gate(x), inputs[:, :, self._index])))
         return x if self._scalar is None else x * self._scalar
 
 
@@ -213,10 +204,10 @@ def make_mixer(prefix: str, config: Config, weights: WeightStore, features: Mode
     """Return what mixes the positions in the layer that `prefix` ("model.layers.0") stands for."""
     match config.layer_at(prefix).attention:
         case AttentionConfig():
-            return Attention(f"{prefix}.self_attn", config, weights, features)
+            return Attention(prefix, config, weights, features)
         case LatentAttentionConfig():
-            return LatentAttention(f"{prefix}.self_attn", config, weights, features)
+            return LatentAttention(prefix, config, weights, features)
         case DeltaConfig():
-            return GatedDelta(f"{prefix}.linear_attn", config, weights, features)
+            return GatedDelta(prefix, config, weights, features)
         case ConvConfig():
-            return ShortConvolution(f"{prefix}.conv", config, weights, features)
+            return ShortConvolution(prefix, config, weights, features)

@@ -9,7 +9,7 @@ from tinyllm.checkpoint.weights import WeightStore
 from tinyllm.config.config import Config
 from tinyllm.config.layers import DeltaConfig
 from tinyllm.errors import ConfigError
-from tinyllm.kv.cache import LayerCache, State
+from tinyllm.kv.cache import LayerCache, Mask, State
 from tinyllm.kv.kinds import state_forms
 from tinyllm.model.linear import Linear, Projections
 from tinyllm.model.norm import make_norm
@@ -18,16 +18,17 @@ from tinyllm.ops.activation import ACTIVATIONS, swiglu
 from tinyllm.ops.convolution import causal_convolution
 from tinyllm.ops.delta import delta_rule, l2_normalised
 from tinyllm.ops.features import ModelFeatures
-from tinyllm.ops.rope import Positions
+from tinyllm.ops.rope import Offset
 
 
 class GatedDelta:
-    """The linear attention of the layer that `prefix` ("model.layers.0.linear_attn") stands in."""
+    """The linear attention of the layer `prefix` ("model.layers.0")."""
 
     def __init__(self, prefix: str, config: Config, weights: WeightStore, features: ModelFeatures) -> None:
         shape = config.layer_at(prefix).attention
         if not isinstance(shape, DeltaConfig):
-            raise ConfigError(f"{prefix} is not linear attention, but {type(shape).__name__}")
+            raise ConfigError(f"{prefix} has no linear attention, but {type(shape).__name__}")
+        prefix = f"{prefix}.linear_attn"
         self._shape = shape
         self._project = Projections(tuple(f"{prefix}.{part}_proj" for part in "qkvz"), weights, features)
         self._gates = Projections(tuple(f"{prefix}.{part}_proj" for part in "ba"), weights, features)
@@ -44,22 +45,21 @@ class GatedDelta:
     def __call__(
         self,
         x: mx.array,
-        positions: Positions,
+        offset: Offset,
         cache: LayerCache | None = None,
-        mask: mx.array | None = None,
+        mask: Mask = None,
     ) -> mx.array:
-        """Map x (tokens, hidden) to the same shape, through `cache`. Raises ValueError for a `mask`."""
+        """Map x (batch, seq, hidden) to the same shape, through `cache`. Raises ValueError for a mask of its own."""
         features = self._features
         qkv, z = mx.split(self._project(x), [self._kernel.shape[0]], axis=-1)
         b, a = mx.split(self._gates(x), 2, axis=-1)
         log_decay = self._decay * mx.logaddexp(a.astype(mx.float32) + self._decay_bias, 0)
         rate = mx.sigmoid(b.astype(mx.float32))
-        inputs = [positions.by_row(each) for each in (qkv, log_decay, rate)]
-        y = through_state(self._advance, inputs, self._forms, cache, mask)
+        y = through_state(self._advance, (qkv, log_decay, rate), self._forms, cache, mask)
         y = self._norm(y.astype(x.dtype))
         gate = z.reshape(y.shape)
         y = swiglu(gate, y, fused=bool(features.fused_activation), polynomial_exp=bool(features.polynomial_exp))
-        return self._output(y.reshape(x.shape[0], -1))
+        return self._output(y.flatten(2))
 
     def _advance(self, inputs: Sequence[mx.array], state: State) -> tuple[mx.array, State]:
         """Return (batch, seq, value heads, value_dim), float32, for qkv and the logarithms of decays, and rates."""

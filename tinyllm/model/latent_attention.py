@@ -17,22 +17,23 @@ from tinyllm.config.config import Config
 from tinyllm.config.layers import LatentAttentionConfig
 from tinyllm.config.tensors import SPLIT_LATENTS
 from tinyllm.errors import ConfigError
-from tinyllm.kv.cache import LayerCache
+from tinyllm.kv.cache import LayerCache, Mask
 from tinyllm.kv.full import TinyKvFullCache
-from tinyllm.model.attention import by_heads, make_rope, make_spec, scaled_queries, side_by_side
+from tinyllm.model.attention import by_heads, make_rope, make_spec, own_mask, scaled_queries, side_by_side
 from tinyllm.model.linear import Linear
 from tinyllm.model.norm import Norm, make_norm
 from tinyllm.ops.features import ModelFeatures
-from tinyllm.ops.rope import Positions
+from tinyllm.ops.rope import Offset, Positions
 
 
 class LatentAttention:
-    """The attention of the layer that `prefix` ("model.layers.0.self_attn") stands in."""
+    """The latent attention of the layer `prefix` ("model.layers.0")."""
 
     def __init__(self, prefix: str, config: Config, weights: WeightStore, features: ModelFeatures) -> None:
         shape = config.layer_at(prefix).attention
         if not isinstance(shape, LatentAttentionConfig):
-            raise ConfigError(f"{prefix} is not latent attention, but {type(shape).__name__}")
+            raise ConfigError(f"{prefix} has no latent attention, but {type(shape).__name__}")
+        prefix = f"{prefix}.self_attn"
         self._shape = shape
         self._query: list[Linear | Norm]
         if shape.query_rank is None:
@@ -54,27 +55,28 @@ class LatentAttention:
     def __call__(
         self,
         x: mx.array,
-        positions: Positions,
+        offset: Offset,
         cache: LayerCache | None = None,
-        mask: mx.array | None = None,
+        mask: Mask = None,
     ) -> mx.array:
-        """Map x (tokens, hidden), which stand at `positions`, to the same shape, through `cache`."""
-        shape, seq = self._shape, positions.seq
+        """Map x (batch, seq, hidden), whose rows begin at `offset`, to the same shape, appending to `cache`."""
+        shape, seq = self._shape, x.shape[1]
+        positions = Positions.of(offset, seq)
         q = x
         for step in self._query:
             q = step(q)
-        q = by_heads(q, q.shape[-1] // shape.num_heads, seq)
+        q = by_heads(q, q.shape[-1] // shape.num_heads)
         plain, turned = mx.split(q, [shape.plain_dim], axis=-1)
         latent, key = mx.split(self._latent(x), [shape.latent_rank], axis=-1)
         latent = self._latent_norm(latent)
         assert self._rope is not None
-        turned, key = self._rope(turned, positions), self._rope(by_heads(key, shape.rope.dims, seq), positions)
+        turned, key = self._rope(turned, positions), self._rope(by_heads(key, shape.rope.dims), positions)
         expanding = self._expanding if shape.expands(seq) else None
         q = mx.concatenate([plain if expanding else plain @ self._keys, turned], axis=-1)
         if shape.query_scaling is not None:
             q = scaled_queries(q, positions, shape.query_scaling)
-        k = mx.concatenate([by_heads(latent, shape.latent_rank, seq), key], axis=-1)
-        attended = (cache or TinyKvFullCache()).attend(q, k, None, expanding or self._spec, mask)
+        k = mx.concatenate([by_heads(latent, shape.latent_rank), key], axis=-1)
+        attended = (cache or TinyKvFullCache()).attend(q, k, None, expanding or self._spec, own_mask(mask))
         values = attended if expanding else attended @ self._values.swapaxes(-1, -2)
         return self._output(side_by_side(values))
 

@@ -8,8 +8,10 @@ from tinyllm.ops.features import ModelFeatures
 from tinyllm.ops.quant import dequantize, gather_quantized_matmul, quantized_matmul
 
 
-def linear(x: mx.array, weight: LinearWeight, *, fused: bool = True) -> mx.array:
+def linear(x: mx.array, weight: LinearWeight | mx.array, *, fused: bool = True) -> mx.array:
     """Multiply x (..., in) by the transpose of a weight (out, in) and add its bias: (..., out)."""
+    if isinstance(weight, mx.array):
+        return x @ weight.T
     if isinstance(weight, DenseWeight):
         y = x @ weight.transposed
     else:
@@ -69,21 +71,51 @@ class Projections:
 
 
 class Embedding:
-    """The token embedding, dense or packed, which is the output head too where the two are tied."""
+    """The embedding of `vocab_size` tokens, dense or quantized, whose matrix also scores tokens if the head is tied.
 
-    def __init__(self, module: str, weights: WeightStore, features: ModelFeatures) -> None:
-        self._weight = weights.linear(module)
-        self._fused = features.quantized_matmul
-        self._dtype = weights.dtype or weights.stored_dtype
+    Vectors are multiplied by `scale`, and quantized ones have the type `dtype` (that of their scales by default).
+    Raises ValueError for a weight that is not (vocab_size, embedding_dim).
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        embedding_dim: int,
+        weight: LinearWeight | mx.array,
+        *,
+        scale: float = 1.0,
+        dtype: mx.Dtype | None = None,
+        fused: bool = True,
+    ) -> None:
+        weight = DenseWeight(weight) if isinstance(weight, mx.array) else weight
+        if weight.shape != (vocab_size, embedding_dim):
+            raise ValueError(f"an embedding ({vocab_size}, {embedding_dim}) cannot have a weight {weight.shape}")
+        self.weight = weight
+        self._scale = scale
+        self._dtype = dtype
+        self._fused = fused
 
     def __call__(self, ids: mx.array) -> mx.array:
-        """Look up ids (batch, seq): (batch, seq, hidden)."""
-        weight = self._weight
+        """Look up ids (batch, seq): (batch, seq, embedding_dim)."""
+        weight = self.weight
         if isinstance(weight, DenseWeight):
-            return weight.weight[ids]
-        biases = None if weight.biases is None else weight.biases[ids]
-        return dequantize(weight.packed[ids], weight.scales[ids], biases, weight.form).astype(self._dtype)
+            x = weight.weight[ids]
+        else:
+            biases = None if weight.biases is None else weight.biases[ids]
+            x = dequantize(weight.packed[ids], weight.scales[ids], biases, weight.form)
+            x = x if self._dtype is None else x.astype(self._dtype)
+        return x if self._scale == 1 else x * mx.array(self._scale, dtype=x.dtype)
 
     def as_linear(self, x: mx.array) -> mx.array:
-        """Score x (..., hidden) against every token: (..., vocab)."""
-        return linear(x, self._weight, fused=self._fused)
+        """Score x (..., embedding_dim) against every token: (..., vocab_size)."""
+        return linear(x, self.weight, fused=self._fused)
+
+
+def make_embedding(module: str, weights: WeightStore, features: ModelFeatures, scale: float = 1.0) -> Embedding:
+    """Return the embedding `module` ("model.embed_tokens") of a checkpoint."""
+    weight = weights.linear(module)
+    dtype = weights.dtype or weights.stored_dtype
+    vocab_size, embedding_dim = weight.shape
+    return Embedding(
+        vocab_size, embedding_dim, weight, scale=scale, dtype=dtype, fused=bool(features.quantized_matmul)
+    )

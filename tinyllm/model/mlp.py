@@ -38,7 +38,7 @@ class MLP:
         self._down = Linear((f"{prefix}.down_proj",), weights, features)
 
     def __call__(self, x: mx.array) -> mx.array:
-        """Map x (tokens, hidden) to the same shape."""
+        """Map x (..., hidden) to the same shape."""
         return self._down(self._activate(*mx.split(self._up(x), 2 if self._gated else 1, axis=-1)))
 
 

@@ -49,18 +49,19 @@ class Moe:
                 self._shared_gate = Linear((f"{prefix}.shared_expert_gate",), weights, features)
 
     def __call__(self, x: mx.array, routed: mx.array | None = None) -> mx.array:
-        """Map x (tokens, hidden) to the same shape; the router reads `routed`, where that is not x itself."""
-        routed = x if routed is None else routed
+        """Map x (..., hidden) to the same shape; the router reads `routed` instead of x if it is given."""
+        shape, x = x.shape, x.reshape(-1, x.shape[-1])
+        routed = x if routed is None else routed.reshape(x.shape)
         # A bias that balances the experts decides between scores that are closer than half precision tells apart.
         logits = self._gate(routed if self._bias is None else routed.astype(mx.float32))
         experts, scores = route(logits, self._router, self._bias)
         if self._expert_scale is not None:
             scores = scores * self._expert_scale[experts]
         y = self._experts(x, experts, scores.astype(x.dtype))
-        if self._shared is None:
-            return y
-        shared = self._shared(x)
-        return y + (shared if self._shared_gate is None else shared * mx.sigmoid(self._shared_gate(x)))
+        if self._shared is not None:
+            shared = self._shared(x)
+            y = y + (shared if self._shared_gate is None else shared * mx.sigmoid(self._shared_gate(x)))
+        return y.reshape(shape)
 
 
 class DenseAndExperts:
@@ -78,7 +79,7 @@ class DenseAndExperts:
         self._scale = config.hidden_size**-0.5
 
     def __call__(self, x: mx.array) -> mx.array:
-        """Map x (tokens, hidden), which is not normalised yet, to the same shape."""
+        """Map x (..., hidden), which is not normalised yet, to the same shape."""
         dense = self._after_dense(self._dense(self._before_dense(x)))
         return dense + self._after_experts(self._experts(self._before_experts(x), self._routed(x) * self._scale))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tinyllm._mx import mx
-from tinyllm.kv.cache import LayerCache, State
+from tinyllm.kv.cache import LayerCache, Mask, State
 from tinyllm.kv.full import TinyKvFullCache
 from tinyllm.kv.kinds import StateForm
 
@@ -17,14 +17,14 @@ def through_state(
     inputs: Sequence[mx.array],
     forms: Sequence[StateForm],
     cache: LayerCache | None,
-    mask: mx.array | None,
+    mask: Mask,
 ) -> mx.array:
     """Take inputs, (batch, seq, ...) each, through a layer's state, in as large pieces as its cache can have.
 
     `advance` makes of a piece, and of the state before it, what the layer gives and the state after it. Raises
-    ValueError for a `mask`: a state is of all positions before.
+    ValueError for a mask of its own: a state is of all positions before.
     """
-    if mask is not None:
+    if mask is not None and not isinstance(mask, str):
         raise ValueError("a layer with a state sees all positions before: it takes no mask")
     cache = TinyKvFullCache() if cache is None else cache
     batch, seq = inputs[0].shape[:2]

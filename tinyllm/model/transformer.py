@@ -14,8 +14,7 @@ from tinyllm.kv.kinds import layer_kinds
 from tinyllm.kv.paged import PAGE_SIZE
 from tinyllm.kv.pools import KvPools, PagedCaches
 from tinyllm.model.block import Tail, make_block
-from tinyllm.model.ends import EmbeddedTokens, Head, TokenInputs
-from tinyllm.model.linear import Embedding
+from tinyllm.model.ends import Head, TokenEmbedding, TokenInputs
 from tinyllm.model.norm import make_norm
 from tinyllm.ops.features import ModelFeatures
 from tinyllm.ops.rope import Positions
@@ -30,8 +29,10 @@ class ModelForCausalLM:
         self.features = features
         self.dtype = weights.dtype or weights.stored_dtype
         self._pools: dict[tuple[int, int | None], KvPools] = {}
-        self.embed_tokens = Embedding("model.embed_tokens", weights, features)
-        self._embedded = EmbeddedTokens(self.embed_tokens, config, weights, features)
+        self.num_hidden_layers = config.num_hidden_layers
+        self.hidden_size = config.hidden_size
+        self.vocab_size = config.vocab_size
+        self.embedding = TokenEmbedding(config, weights, features)
         self.layers = [make_block(i, config, weights, features) for i in range(config.num_hidden_layers)]
         inputs = config.layer_inputs
         self._inputs = None if inputs is None else TokenInputs(inputs, config, weights, features)
@@ -41,7 +42,8 @@ class ModelForCausalLM:
         ]
         self._places = config.cache_places
         self.norm = make_norm("model.norm", config.final_norm, weights, features) if config.final_norm else None
-        self._head = Head(self.embed_tokens, config, weights, features)
+        self._head = Head(self.embedding, config, weights, features)
+        self.w_lm_head = self._head.w_lm_head
 
     def __call__(
         self,
@@ -61,15 +63,13 @@ class ModelForCausalLM:
         caches: Sequence[LayerCache] = self.create_kv_cache() if cache is None else cache
         _check_offset(offset, caches[0].offset)
         positions = Positions(offset, inputs.shape[1], length)
-        x = self._embedded(inputs, positions)
-        token_inputs = None if self._inputs is None else self._inputs(inputs, x).flatten(0, 1)
-        x = x.flatten(0, 1)  # a token after the other: most of a layer does not ask whose they are
+        x = self.embedding(inputs, positions)
+        token_inputs = None if self._inputs is None else self._inputs(inputs, x)
         by_layer = self._by_layer(caches)
         for block, layer_cache, tail in zip(self.layers, by_layer, self._tails, strict=True):
             x = block(x, positions, layer_cache)
             if tail is not None:
                 x = tail(x, token_inputs)
-        x = positions.by_row(x)
         if logits_to_keep is not None:
             x = x[:, x.shape[1] - min(logits_to_keep, x.shape[1]) :]
         return self._head(x if self.norm is None else self.norm(x))

@@ -100,6 +100,11 @@ class Positions:
     once for all layers, it computes the tables of each kind of rotation once.
     """
 
+    @classmethod
+    def of(cls, offset: Offset, seq: int) -> Positions:
+        """Return the positions of `seq` tokens from `offset` on, or `offset` itself if it is positions."""
+        return offset if isinstance(offset, Positions) else cls(offset, seq)
+
     def __init__(self, offset: int | mx.array, seq: int, length: int | None = None) -> None:
         self.offset = offset
         self.seq = seq
@@ -110,10 +115,6 @@ class Positions:
     def array(self) -> mx.array:
         """The positions, (batch or 1, seq)."""
         return mx.array(self.offset).reshape(-1, 1) + mx.arange(self.seq)
-
-    def by_row(self, x: mx.array) -> mx.array:
-        """Part x (batch * seq, ...), a token after the other, into (batch, seq, ...)."""
-        return x.reshape(-1, self.seq, *x.shape[1:])
 
     def wavelengths(self, config: RopeConfig) -> mx.array:
         """Return dims / 2 wavelengths in float32; (batch, 1, 1, dims / 2) where rows have different ones."""
@@ -141,6 +142,10 @@ class Positions:
         cos, sin = mx.cos(angles) * factor, mx.sin(angles) * factor
         axis = -1 if config.interleaved else -2
         return mx.stack([cos, cos], axis=axis), mx.stack([-sin, sin], axis=axis)
+
+
+Offset = int | mx.array | Positions
+"""Where the first token of each row stands: one number for all rows, an array (batch,), or a forward's positions."""
 
 
 class Rope:
