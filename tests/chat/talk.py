@@ -46,6 +46,7 @@ class FakeAnswer:
 
     def __init__(self, text: str) -> None:
         self._chunks = iter([Chunk(text=text, finish_reason="stop")])
+        self.prompt_token_ids = tuple(range(len(text)))
 
     def __iter__(self) -> Iterator[Chunk]:
         return self._chunks
@@ -65,10 +66,10 @@ class Typed:
         self._lines = iter(lines)
         self._before = before
 
-    def read(self, draft: str) -> str | None:
+    def read(self, draft: str, label: str = "") -> str | None:
         """Do what is to be done before, and return the next line."""
         self._before()
-        self.drafts.append(draft)
+        self.drafts.append(label + draft)
         return next(self._lines, None)
 
     def wake(self, error: BaseException | None) -> None:

@@ -69,9 +69,9 @@ def test_ctrl_c_before_a_message_is_asked_gives_it_back(
     answer = llm.answer
     monkeypatch.setattr(llm, "answer", lambda ids, **_: answer(ids) if not llm.asked else interrupt())
     repl.run()
-    assert typed.drafts == ["", "", "//two", "one"]  # /retry had taken the question back already
+    assert typed.drafts == ["", "", "//two", "edit one"]
     assert (written, capsys.readouterr().err) == (["ONE", "\n"], "(stopped)\n(stopped)\n")
-    assert repl.session.conversation.messages == []
+    assert [message.content for message in repl.session.conversation.messages] == ["one", "ONE"]
 
 
 def test_a_second_ctrl_c_in_an_answer_ends_the_chat(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,7 +108,7 @@ def test_fault_42_a_damaged_file_is_refused_by_name(store: TranscriptStore, dama
 
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_bytes(b"\xff\xfe")
-    with pytest.raises(ChatFileError, match="not readable"):
+    with pytest.raises(ChatFileError, match="not a conversation"):
         read_transcript(tmp_path / "x.jsonl")
 
 

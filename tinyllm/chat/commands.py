@@ -14,7 +14,7 @@ from tinyllm.chat.figures import figures
 from tinyllm.chat.session import SETTINGS
 from tinyllm.chat.transcript import TranscriptStore, export_json, export_markdown, read_transcript
 from tinyllm.errors import ChatFileError, UsageError
-from tinyllm.text.given import read_text
+from tinyllm.text.given import encodable, read_text
 
 if TYPE_CHECKING:
     from tinyllm.chat.repl import Repl
@@ -140,7 +140,7 @@ def _clear(repl: Repl, argument: str) -> None:
 
 
 def _retry(repl: Repl, argument: str) -> str | None:
-    text = repl.session.undo()
+    text = repl.session.conversation.last_question
     if text is None:
         raise UsageError("there is nothing to answer again")
     return text
@@ -154,14 +154,14 @@ def _undo(repl: Repl, argument: str) -> None:
 
 
 def _edit(repl: Repl, argument: str) -> str | None:
-    if repl.session.conversation.last_question is None:
+    last = repl.session.conversation.last_question
+    if last is None:
         raise UsageError("there is no message to edit")
     if argument or not repl.lines.edits:
         if not argument:
             raise UsageError("/edit TEXT puts TEXT in the place of the last message")
-        repl.session.undo()
         return argument
-    repl.draft = repl.session.undo() or ""
+    repl.draft, repl.edits_last = last, True
     return None
 
 
@@ -170,7 +170,7 @@ def _read(repl: Repl, argument: str) -> None:
         raise UsageError("/read needs the name of a file")
     path = Path(argument).expanduser()
     text = read_text(path)
-    repl.attached.append(f"{path.name}:\n\n{text.rstrip()}")
+    repl.attached[path.name] = f"{path.name}:\n\n{text.rstrip()}"
     tokens = len(repl.session.llm.tokenizer.encode(text))
     repl.screen.tell(f"{path.name}, {tokens:,} tokens, goes with the next message")
 
@@ -185,6 +185,13 @@ def _model(repl: Repl, argument: str) -> None:
 
 def _save(repl: Repl, argument: str) -> None:
     repl.screen.tell(f"saved as {repl.session.save(argument or None)}")
+
+
+def _rename(repl: Repl, argument: str) -> None:
+    if not argument:
+        raise UsageError("/rename needs the new name")
+    repl.session.rename(argument)
+    repl.screen.tell(f"the conversation is now named {argument}")
 
 
 def _load(repl: Repl, argument: str) -> None:
@@ -212,7 +219,7 @@ def _export(repl: Repl, argument: str) -> None:
         raise UsageError("/export needs the name of a file that ends in .md or .json")
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(forms[path.suffix](repl.session.conversation, repl.session.model.title))
+            file.write(encodable(forms[path.suffix](repl.session.conversation, repl.session.model.title)))
     except FileExistsError:
         raise UsageError(f"{path}: there is such a file already") from None
     except OSError as error:
@@ -281,7 +288,8 @@ COMMANDS = (
     Command("edit", "[TEXT]", "Change the last message, and send it again.", _edit),
     Command("read", "FILE", "Send a text file with the next message.", _read, "file"),
     Command("model", "[MODEL]", "Have another model go on.", _model, "model"),
-    Command("save", "[NAME]", "Save the conversation, or give it another name.", _save),
+    Command("save", "[NAME]", "Save a copy of the conversation as NAME.", _save),
+    Command("rename", "NAME", "Give the saved conversation another name.", _rename),
     Command("load", "[NAME]", "Go on with a saved conversation.", _load, "conversation"),
     Command("list", "[TEXT]", "Saved conversations, the latest first.", _list),
     Command("export", "FILE", "Write the conversation as .md or .json.", _export, "file"),

@@ -53,6 +53,12 @@ class Conversation:
                 return message.content
         return None
 
+    def without_last(self) -> Conversation:
+        """Return the conversation before its last exchange."""
+        before = Conversation(self.system, self.messages)
+        before.undo()
+        return before
+
     def drop_oldest(self) -> bool:
         """Forget the oldest exchange; False where there is none but the last one's."""
         later = [i for i, message in enumerate(self.messages) if message.role == USER and i > 0]

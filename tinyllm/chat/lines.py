@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from tinyllm.chat.commands import ALIASES, COMMANDS, Kind
 from tinyllm.chat.session import SETTINGS
+from tinyllm.terminal.text import visible
 from tinyllm.text.given import MOST_BYTES, too_large
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class PlainLines:
         self.footer: Callable[[int], str] = lambda width: ""
         self._interactive = sys.stdin.isatty()
 
-    def read(self, draft: str) -> str | None:
+    def read(self, draft: str, label: str = "") -> str | None:
         """Return the next line, or all lines up to the closing quotation marks.
 
         Raises UsageError for one that does not end.
@@ -38,7 +39,7 @@ class PlainLines:
         interrupted = False
         while True:
             try:
-                return self._read()
+                return self._read(label)
             except KeyboardInterrupt:
                 if interrupted or not self._interactive:
                     raise
@@ -48,12 +49,12 @@ class PlainLines:
     def wake(self, error: BaseException | None) -> None:
         """There is no footer, and reading is not ended."""
 
-    def _read(self) -> str | None:
+    def _read(self, label: str) -> str | None:
         lines: list[str] = []
         left = MOST_BYTES
         while True:
             if self._interactive:
-                print("... " if lines else "> ", end="", file=sys.stderr, flush=True)
+                print("... " if lines else visible(f"{label}> "), end="", file=sys.stderr, flush=True)
             line = sys.stdin.readline(left + 1)
             if not line:
                 return "".join(lines) or None
@@ -77,9 +78,11 @@ class EditedLines:
 
         self.footer: Callable[[int], str] = lambda width: ""
         self._leaving = False
+        self._drafted = False
         self._error: BaseException | None = None
+        file = None if history is None else _private(history)
         self._session: PromptSession[str] = PromptSession(
-            history=InMemoryHistory() if history is None else FileHistory(str(_private(history))),
+            history=InMemoryHistory() if file is None else FileHistory(str(file)),
             completer=_completer(names),
             complete_while_typing=False,
             key_bindings=self._keys(),
@@ -90,14 +93,17 @@ class EditedLines:
             tempfile_suffix=".md",
         )
 
-    def read(self, draft: str) -> str | None:
-        """Edit a line; None after Ctrl-D, or Ctrl-C twice. What others print meanwhile is shown above it."""
+    def read(self, draft: str, label: str = "") -> str | None:
+        """Edit a line; None after Ctrl-D, or Ctrl-C twice. What others print meanwhile is shown above it.
+
+        Ctrl-C on a line that began as a draft ends it with an empty line.
+        """
         from prompt_toolkit.patch_stdout import patch_stdout
 
-        self._leaving = False
+        self._leaving, self._drafted = False, bool(draft)
         try:
             with patch_stdout():
-                return self._session.prompt("> ", default=draft, pre_run=self._look)
+                return self._session.prompt(f"{label}> ", default=draft, pre_run=self._look)
         except (EOFError, KeyboardInterrupt):
             return None
 
@@ -125,7 +131,9 @@ class EditedLines:
 
         @keys.add("c-c")
         def clear(event: KeyPressEvent) -> None:
-            if event.current_buffer.text:
+            if event.current_buffer.text and self._drafted:
+                event.app.exit(result="")
+            elif event.current_buffer.text:
                 event.current_buffer.reset()
                 self._leaving = False
             elif self._leaving:
@@ -206,8 +214,11 @@ def _names_of(kind: Kind, names: Callable[[Kind], Iterable[str]]) -> Iterable[st
     return known[kind] if kind in known else names(kind)
 
 
-def _private(path: Path) -> Path:
-    """Make a file that only its owner may read, unless it is there."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))
+def _private(path: Path) -> Path | None:
+    """Make a file that only its owner may read, unless it is there; None if it cannot be made."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))
+    except OSError:
+        return None
     return path

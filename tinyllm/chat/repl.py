@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from tinyllm.chat.commands import find_command, shortened
 from tinyllm.chat.interrupt import cancelling, without_echo
 from tinyllm.chat.lines import fit, fit_named
-from tinyllm.chat.session import Session
+from tinyllm.chat.session import Session, read_settings
 from tinyllm.chat.transcript import Saved, Transcript
 from tinyllm.errors import TinyllmError
 
@@ -29,8 +29,8 @@ class Lines(Protocol):
     edits: bool
     footer: Callable[[int], str]
 
-    def read(self, draft: str) -> str | None:
-        """Return the next line, which begins as `draft`; None when there is none any more."""
+    def read(self, draft: str, label: str = "") -> str | None:
+        """Return the next line, which begins as `draft`, with `label` before the prompt; None after the last one."""
 
     def wake(self, error: BaseException | None) -> None:
         """Draw the footer anew, and end reading with an `error`, from whatever thread."""
@@ -50,8 +50,9 @@ class Repl:
         self.session = session
         self.lines = lines
         self.screen = screen
-        self.attached: list[str] = []
+        self.attached: dict[str, str] = {}
         self.draft = ""
+        self.edits_last = False
         self.over = False
         self._load = load
         self._counted: tuple[object, int] = (None, 0)
@@ -65,7 +66,7 @@ class Repl:
         model.when_over(lambda: self.lines.wake(model.failure))
         while not self.over:
             draft, self.draft = self.draft, ""
-            line = self.lines.read(draft)
+            line = self.lines.read(draft, self._label())
             if line is None:
                 return
             try:
@@ -82,8 +83,12 @@ class Repl:
                 if not self.session.model.is_loaded:
                     self.draft = self.draft or line  # nobody waits for the model any more: it can be changed
 
+    def _label(self) -> str:
+        return "edit " if self.edits_last else "".join(f"[{name}] " for name in self.attached)
+
     def take(self, line: str) -> None:
         """Do what a line says. Raises TinyllmError."""
+        instead, self.edits_last = self.edits_last, False
         text = unquoted(line)
         if not text.strip():
             return
@@ -91,30 +96,33 @@ class Repl:
             name, _, argument = text[1:].strip().partition(" ")
             message = find_command(name).run(self, argument.strip())
             if message is not None:
-                self.answer(message, message)
+                self.answer(message, message, instead=True)
         else:
             message = text[1:] if text.startswith("//") else text
-            self.answer("\n\n".join([*self.attached, message]), line)
+            self.answer("\n\n".join([*self.attached.values(), message]), line, instead=instead)
 
-    def answer(self, message: str, typed: str) -> None:
-        """Have a message answered. Ctrl-C ends the answer, a second one the chat. Raises TinyllmError.
+    def answer(self, message: str, typed: str, *, instead: bool) -> None:
+        """Have a message answered, `instead` of the last one or after it. Raises TinyllmError.
 
-        Before the message is asked, Ctrl-C gives back what was `typed` of it, to be changed.
+        Ctrl-C ends the answer, and a second one the chat. Before the first words of the answer, Ctrl-C gives back
+        what was `typed`, to be changed.
         """
         dropped = self.session.dropped
         try:
-            answer, chunks = self.session.ask(message)
+            answer, chunks = self.session.ask(message, instead=instead)
         except KeyboardInterrupt:
-            self.draft = typed
+            self.draft, self.edits_last = typed, instead
             raise
         if self.session.dropped > dropped:
             self.screen.tell(f"({self.session.dropped - dropped} of the oldest messages are forgotten)")
-        self.attached.clear()
         reply = self.screen.reply()
-        reason = None
+        reason, begun = None, False
         with cancelling(answer):
             try:
                 for chunk in chunks:
+                    begun = begun or bool(chunk.text or chunk.reasoning)
+                    if not begun:
+                        reply.prefill(chunk.prefilled, len(answer.prompt_token_ids))
                     reply.think(chunk.reasoning)
                     reply.say(chunk.text)
                     reason = chunk.finish_reason
@@ -123,6 +131,10 @@ class Repl:
                 raise
             finally:
                 reply.finish()
+        if begun:
+            self.attached.clear()
+        elif reason == "cancelled":
+            self.draft, self.edits_last = typed, instead
         self._say_how_it_ended(reason)
 
     def footer(self, width: int) -> str:
@@ -170,13 +182,15 @@ class Repl:
         """Go on with a saved conversation."""
         session = self.session
         session.begin(saved.conversation, transcript)
-        session.settings = dict(saved.settings)
+        session.settings, problems = read_settings(saved.settings)
         turns = len(saved.conversation.messages)
         other = f", held with {saved.model}" if saved.model != session.model.name else ""
         torn = "; its last line was cut off" if saved.torn else ""
         self.screen.tell(f"{transcript.name}: {turns} messages{other}{torn}")
         for message in saved.conversation.messages[-2:]:
             self.screen.tell(f"  {message.role}: {shortened(message.content)}")
+        for problem in problems:
+            self.screen.complain(f"{transcript.name}: a saved setting is left out: {problem}")
 
 
 def unquoted(line: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from time import monotonic
 from typing import Protocol
@@ -12,13 +11,20 @@ from rich.live import Live
 from rich.text import Text
 
 from tinyllm.chat.markdown_stream import MarkdownStream, Tail, dimmed
+from tinyllm.terminal.console import TerminalConsole
+from tinyllm.terminal.text import tell
 
 _THOUGHT_LINES = 6
 _REDRAW_S = 0.06
+_PATIENCE_S = 0.5
+_BAR = 20  # columns
 
 
 class Reply(Protocol):
     """One answer as it is shown."""
+
+    def prefill(self, done: int, total: int) -> None:
+        """Show how many tokens of the prompt have been processed."""
 
     def think(self, text: str) -> None:
         """Show a piece of reasoning."""
@@ -64,7 +70,7 @@ class PlainScreen:
 
     def tell(self, text: str) -> None:
         """Print to stderr."""
-        print(text, file=sys.stderr, flush=True)
+        tell(text)
 
     def complain(self, text: str) -> None:
         """Print to stderr, under the program's name."""
@@ -80,6 +86,9 @@ class PlainReply:
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write
         self._last = ""
+
+    def prefill(self, done: int, total: int) -> None:
+        """Plain text shows no progress."""
 
     def think(self, text: str) -> None:
         """Reasoning is no part of the answer."""
@@ -99,7 +108,7 @@ class RichScreen:
     """Markdown on a terminal."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(highlight=False)
+        self._console = console or TerminalConsole(highlight=False)
 
     @property
     def width(self) -> int:
@@ -133,13 +142,27 @@ class RichReply:
         self._thinking_since = 0.0
         self._drawn_at = 0.0
         self._live: Live | None = None
+        self._began = monotonic()
+
+    def prefill(self, done: int, total: int) -> None:
+        """Show a bar once the prompt has taken half a second."""
+        if not 0 < done < total or monotonic() - self._began < _PATIENCE_S:
+            return
+        if self._live is None:
+            self._live = Live(console=self._console, transient=True, auto_refresh=False)
+            self._live.start()
+        filled = _BAR * done // total
+        bar = "━" * filled + "╌" * (_BAR - filled)
+        self._live.update(dimmed(f"reading the prompt {bar} {done:,} of {total:,} tokens"), refresh=True)
 
     def think(self, text: str) -> None:
         """Show the last lines of what is thought."""
         if not text:
             return
+        if not self._thinking_since:
+            self._stop_live()
+            self._thinking_since = monotonic()
         if self._live is None:
-            self._thinking_since = self._thinking_since or monotonic()
             self._live = Live(console=self._console, transient=True, auto_refresh=False)
             self._live.start()
         self._thought += text
@@ -161,10 +184,16 @@ class RichReply:
         self._console.print()
 
     def _fold(self) -> None:
+        thought = self._stop_live() and self._thinking_since
+        if thought:
+            seconds = monotonic() - self._thinking_since
+            self._console.print(dimmed(f"(thought for {seconds:.1f} s: /think show)"))
+            self._console.print()
+
+    def _stop_live(self) -> bool:
+        """Take away what is drawn again and again; return whether there was anything."""
         if self._live is None:
-            return
+            return False
         self._live.stop()
         self._live = None
-        seconds = monotonic() - self._thinking_since
-        self._console.print(dimmed(f"(thought for {seconds:.1f} s: /think show)"))
-        self._console.print()
+        return True

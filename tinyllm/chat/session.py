@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from tinyllm.chat.conversation import ASSISTANT, USER, Conversation, Message
 from tinyllm.chat.transcript import Transcript, TranscriptStore
 from tinyllm.engine.request import SamplingParams
-from tinyllm.errors import ContextLengthError, UsageError
+from tinyllm.errors import ChatFileError, ContextLengthError, UsageError
 from tinyllm.text.chat_template import THINKING
 
 if TYPE_CHECKING:
     from tinyllm.chat.model import ChatModel
     from tinyllm.llm import LLM, Answer, Chunk, Statistics
     from tinyllm.text.chat_template import ChatTemplate
+
+logger = logging.getLogger("tinyllm")
 
 Overflow = Literal["stop", "shift"]
 
@@ -76,6 +79,7 @@ class Session:
         self.statistics: Statistics | None = None
         self.dropped = 0
         self._template_args = dict(template_args or {})
+        self._behind = False  # whether the file lacks something that could not be written
 
     @property
     def llm(self) -> LLM:
@@ -84,45 +88,57 @@ class Session:
 
     # ------------------------------------------------------------ asking
 
-    def ask(self, text: str) -> tuple[Answer, Iterator[Chunk]]:
-        """Say something. Returns the answer, which can be cancelled, and its chunks; these are to be taken.
+    def ask(self, text: str, *, instead: bool = False) -> tuple[Answer, Iterator[Chunk]]:
+        """Ask something, `instead` of the last question or after it; return the answer and its chunks.
 
-        With the last of them the exchange is part of the conversation, also one that was cancelled after some words.
-        Raises ContextLengthError where there is no room, and ChatTemplateError where the template refuses.
+        The exchange becomes part of the conversation with the first words of the answer: if it is cancelled or fails
+        before them, nothing has changed. Raises ContextLengthError if the context is too small, and ChatTemplateError
+        if the template refuses.
         """
         question = Message(USER, text)
-        answer = self.llm.answer(self._prompt_with_room(question), tells_reasoning=True, **self.in_force)
-        self._begin_file(text)
-        return answer, self._chunks(question, answer)
+        prompt_ids = self._prompt_with_room(question, instead=instead)
+        answer = self.llm.answer(prompt_ids, tells_reasoning=True, **self.in_force)
+        return answer, self._chunks(question, answer, instead=instead)
 
-    def _chunks(self, question: Message, answer: Answer) -> Iterator[Chunk]:
-        self._say(question)
-        said, thought = [], []
+    def _chunks(self, question: Message, answer: Answer, *, instead: bool) -> Iterator[Chunk]:
+        said: list[str] = []
+        thought: list[str] = []
         try:
             for chunk in answer:
-                said.append(chunk.text)
-                thought.append(chunk.reasoning)
-                self.statistics = chunk.statistics or self.statistics
+                if not said and (chunk.text or chunk.reasoning):
+                    if instead:
+                        self.undo()
+                    self._begin_file(question.content)
+                    self._say(question)
+                if said or chunk.text or chunk.reasoning:
+                    said.append(chunk.text)
+                    thought.append(chunk.reasoning)
+                    self.statistics = chunk.statistics or self.statistics
                 yield chunk
         finally:
-            if any(said) or any(thought):
+            if said:
                 self._say(Message(ASSISTANT, "".join(said), "".join(thought)))
-            else:
-                self.undo()  # a question without an answer: templates want turns
 
-    def _prompt_with_room(self, question: Message) -> list[int]:
-        """Return the tokens of the next prompt, after forgetting what leaves no room for an answer to it."""
+    def _prompt_with_room(self, question: Message, *, instead: bool) -> list[int]:
+        """Return the tokens of the next prompt, after dropping the oldest turns if an answer would not fit."""
         context = self.llm.context
         room = max(1, context // _ROOM_SHARE) if self.overflow == "shift" else 1
         while True:
-            prompt_ids = self._encode(question)
+            before = self.conversation.without_last() if instead else self.conversation
+            prompt_ids = self._encode(before.prompt(question))
             if len(prompt_ids) + room <= context:
                 return prompt_ids
-            if self.overflow != "shift" or not self._forget_oldest():
+            if self.overflow == "shift" and self._forget_oldest():
+                continue
+            if not before.messages:
                 raise ContextLengthError(
-                    f"the conversation would take {len(prompt_ids):,} of the context's {context:,} tokens: /undo,"
-                    " /clear, or start with --overflow shift, which forgets the oldest turns"
+                    f"this message takes {len(prompt_ids):,} tokens, and the context has {context:,}, of which"
+                    f" {room:,} are kept for the answer: shorten the message, or start with a larger --max-context"
                 )
+            raise ContextLengthError(
+                f"the conversation would take {len(prompt_ids):,} of the context's {context:,} tokens: /undo,"
+                " /clear, or start with --overflow shift, which forgets the oldest turns"
+            )
 
     def _forget_oldest(self) -> bool:
         before = len(self.conversation.messages)
@@ -144,14 +160,9 @@ class Session:
 
     def set(self, name: str, value: Any) -> None:
         """Change a setting; None gives it back to the model. Raises UsageError for a value that makes no sense."""
-        changed = {**self.settings, name: value}
-        sampling = {field.name for field in fields(SamplingParams)}
-        SamplingParams(**{key: v for key, v in changed.items() if key in sampling and v is not None})
-        if name == "stop" and value is not None and not all(value):
-            raise UsageError("a stop string must not be empty")
-        if name == "max_tokens" and value is not None and value < 1:
-            raise UsageError(f"max_tokens must be 1 or more, not {value}")
-        self.settings = {key: v for key, v in changed.items() if v is not None}
+        if value is not None:
+            check_setting(name, value)
+        self.settings = {key: v for key, v in {**self.settings, name: value}.items() if v is not None}
         self._note(settings=self.settings)
 
     def set_system(self, text: str | None) -> None:
@@ -161,11 +172,11 @@ class Session:
 
     def tokens(self) -> int:
         """Count the tokens of the conversation as the next prompt would have them."""
-        return len(self._encode()) if self.conversation.prompt() else 0
+        return len(self._encode(self.conversation.prompt())) if self.conversation.prompt() else 0
 
-    def _encode(self, *more: Message) -> list[int]:
+    def _encode(self, messages: list[dict[str, Any]]) -> list[int]:
         arguments = {**self._template_args, **self.thinking.template_args}
-        return self.llm.tokenizer.encode_chat(self.conversation.prompt(*more), **arguments)
+        return self.llm.tokenizer.encode_chat(messages, **arguments)
 
     # ------------------------------------------------------------ going back, and to others
 
@@ -182,32 +193,89 @@ class Session:
     def begin(self, conversation: Conversation, transcript: Transcript | None) -> None:
         """Go on with another conversation, in its file where it has one."""
         self.conversation, self.transcript = conversation, transcript
-        self.statistics, self.dropped = None, 0
+        self.statistics, self.dropped, self._behind = None, 0, False
 
     # ------------------------------------------------------------ the file
 
     def _begin_file(self, first_words: str) -> None:
         if self.store is not None and self.transcript is None:
-            transcript = self.store.new(first_words)
-            transcript.begin(self.model.name, self.conversation, self.settings)
-            self.transcript = transcript
+            self.transcript = self.store.new(first_words)
+            self._write_whole()
 
     def save(self, name: str | None) -> str:
-        """Write the conversation to a file from now on, under a name; return the name. Raises ChatFileError."""
+        """Write a copy of the conversation under a name, and return the name. Raises ChatFileError.
+
+        Without a name, begin to save the conversation, which is done already unless saving was switched off.
+        """
+        store = self.store or TranscriptStore.of_user()
+        if name is None and self.transcript is not None:
+            return self.transcript.name
+        if name is None:
+            copy = self.transcript = store.new(self.conversation.last_question or "empty")
+        else:
+            copy = store.named(name)
+        copy.begin(self.model.name, self.conversation, self.settings)
+        return copy.name
+
+    def rename(self, name: str) -> None:
+        """Give the conversation's file another name. Raises ChatFileError."""
         if self.transcript is None:
-            store = self.store or TranscriptStore.of_user()
-            transcript = store.new(self.conversation.last_question or "empty")
-            transcript.begin(self.model.name, self.conversation, self.settings)
-            self.transcript = transcript
-        if name is not None and name != self.transcript.name:
-            self.transcript.rename(name)
-        return self.transcript.name
+            raise ChatFileError("this conversation is not saved: /save NAME saves it")
+        self.transcript.rename(name)
 
     def _say(self, message: Message) -> None:
         self.conversation.messages.append(message)
-        if self.transcript is not None:
-            self.transcript.add(message)
+        self._write(lambda transcript: transcript.add(message))
 
     def _note(self, **change: Any) -> None:
-        if self.transcript is not None:
-            self.transcript.note(**change)
+        self._write(lambda transcript: transcript.note(**change))
+
+    def _write_whole(self) -> None:
+        self._write(lambda transcript: transcript.write_whole(self.model.name, self.conversation, self.settings))
+
+    def _write(self, write: Callable[[Transcript], None]) -> None:
+        """Write to the file, if there is one; after a failure, which is warned of once, write everything again."""
+        if self.transcript is None:
+            return
+        try:
+            if self._behind:
+                self.transcript.write_whole(self.model.name, self.conversation, self.settings)
+            else:
+                write(self.transcript)
+            self._behind = False
+        except ChatFileError as error:
+            if not self._behind:
+                logger.warning("%s (the chat goes on, and is saved as soon as that is possible)", error)
+            self._behind = True
+
+
+def check_setting(name: str, value: Any) -> None:
+    """Raise UsageError, naming the setting, for one that does not exist or a value that it cannot have."""
+    match name:
+        case "stop":
+            if not isinstance(value, list | tuple) or not all(isinstance(each, str) and each for each in value):
+                raise UsageError("stop must be strings that are not empty")
+        case "max_tokens":
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise UsageError(f"max_tokens must be 1 or more, not {value}")
+        case "logit_bias" if not isinstance(value, Mapping):
+            raise UsageError("logit_bias must map token ids to numbers")
+        case _ if name not in SETTINGS:
+            raise UsageError(f"there is no setting {name!r}")
+        case _:
+            SamplingParams(**{name: value})
+
+
+def read_settings(saved: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the settings that a file holds, and why others of it are left out."""
+    settings: dict[str, Any] = {}
+    problems = []
+    for name, value in saved.items():
+        if name == "logit_bias" and isinstance(value, Mapping):  # JSON has strings for keys
+            value = {int(key) if str(key).isdecimal() else key: bias for key, bias in value.items()}
+        try:
+            check_setting(name, value)
+            settings[name] = tuple(value) if name == "stop" else value
+        except UsageError as error:
+            problems.append(str(error))
+    return settings, problems

@@ -7,35 +7,39 @@
     {"keep": N}                       of the messages so far, the first N are left: the rest was taken back
     {"drop": N}                       the first N messages are gone: the context was full
 
-Lines are only ever added, so that a process that is killed loses nothing but what it was just writing. Only their
-owner may read the files.
+A new file appears whole, and lines are only added to it, so a process that is killed or a full disk loses nothing but
+the line that was being written: the next writer cuts that off. Only their owner may read the files.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tinyllm.chat.conversation import ASSISTANT, USER, Conversation, Message
 from tinyllm.errors import ChatFileError
+from tinyllm.text.given import encodable
 
 FORMAT, VERSION = "tinyllm chat", 1
 _SUFFIX = ".jsonl"
 _NAME = re.compile(r"[\w][\w .,'-]{0,99}")
 _MOST_BYTES = 256 << 20
 _SLUG_WORDS = 5
+_BLOCK = 1 << 16
 
 
 @dataclass
 class Saved:
-    """What a file holds: the conversation, what it was held with, and whether its last line was cut off."""
+    """The contents of a file: the conversation, its model and settings, and whether its last line was cut off."""
 
     model: str
     created: str
@@ -59,18 +63,29 @@ class Transcript:
         """Write a conversation as it stands. Raises ChatFileError if it cannot be written, or is there already."""
         created = datetime.now().astimezone().isoformat(timespec="seconds")
         header = {"format": FORMAT, "version": VERSION, "model": model, "created": created}
-        self._write([header, {"system": conversation.system}, {"settings": dict(settings)}], new=True)
-        for message in conversation.messages:
-            self.add(message)
+        content = _encoded([header, *_state(conversation, settings)])
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self.path.exists():
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+            _write_new(self.path, content)
+        except OSError as error:
+            raise ChatFileError(f"{self.path}: not written: {error.strerror}") from error
 
     def add(self, message: Message) -> None:
-        """Write a message."""
-        reasoning = {"reasoning": message.reasoning} if message.reasoning else {}
-        self._write([{"role": message.role, "content": message.content, **reasoning}])
+        """Write a message. Raises ChatFileError, as all that writes does, and leaves no part of a line."""
+        self._append([_line(message)])
 
     def note(self, **change: Any) -> None:
         """Write a change: `system`, `settings`, `keep` or `drop`."""
-        self._write([change])
+        self._append([change])
+
+    def write_whole(self, model: str, conversation: Conversation, settings: Mapping[str, Any]) -> None:
+        """Write the conversation as it stands, in place of what the file says so far."""
+        if self.path.exists():
+            self._append([{"keep": 0}, *_state(conversation, settings)])
+        else:
+            self.begin(model, conversation, settings)
 
     def rename(self, name: str) -> None:
         """Give the file another name. Raises ChatFileError if there is one of that name."""
@@ -83,17 +98,59 @@ class Transcript:
             raise ChatFileError(f"{self.path}: not renamed: {error.strerror}") from error
         self.path = target
 
-    def _write(self, lines: list[Mapping[str, Any]], *, new: bool = False) -> None:
-        content = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-        flags = os.O_WRONLY | os.O_APPEND | (os.O_CREAT | os.O_EXCL if new else 0)
+    def _append(self, lines: list[Mapping[str, Any]]) -> None:
+        """Add lines after the last whole one; if that fails, the file is left as it was."""
         try:
-            if new:
-                self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor = os.open(self.path, flags, 0o600)
-            with os.fdopen(descriptor, "a", encoding="utf-8", errors="surrogatepass") as file:
-                file.write(content)
+            with self.path.open("r+b") as file:
+                end = _end_of_whole_lines(file)
+                try:
+                    file.truncate(end)
+                    file.seek(end)
+                    file.write(_encoded(lines))
+                    file.flush()
+                except OSError:
+                    os.ftruncate(file.fileno(), end)
+                    raise
         except OSError as error:
             raise ChatFileError(f"{self.path}: not written: {error.strerror}") from error
+
+
+def _line(message: Message) -> Mapping[str, Any]:
+    reasoning = {"reasoning": message.reasoning} if message.reasoning else {}
+    return {"role": message.role, "content": message.content, **reasoning}
+
+
+def _state(conversation: Conversation, settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [{"system": conversation.system}, {"settings": dict(settings)}, *map(_line, conversation.messages)]
+
+
+def _encoded(lines: Iterable[Mapping[str, Any]]) -> bytes:
+    return "".join(encodable(json.dumps(line, ensure_ascii=False)) + "\n" for line in lines).encode()
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    """Make a file that only its owner may read, with all of its content or not at all."""
+    number, name = tempfile.mkstemp(prefix=".", dir=path.parent)
+    try:
+        with os.fdopen(number, "wb") as file:
+            file.write(content)
+        Path(name).rename(path)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _end_of_whole_lines(file: BinaryIO) -> int:
+    """Return how many bytes of a file are whole lines."""
+    end = file.seek(0, os.SEEK_END)
+    while end:
+        start = max(0, end - _BLOCK)
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
 
 
 class TranscriptStore:
@@ -125,6 +182,13 @@ class TranscriptStore:
         files = sorted(self._files(), key=lambda file: file.stat().st_mtime, reverse=True)
         names = [file.name.removesuffix(_SUFFIX) for file in files]
         return [name for name in names if containing.lower() in name.lower()]
+
+    def named(self, name: str) -> Transcript:
+        """Return the file of a new conversation. Raises ChatFileError for a name that is taken, or is none."""
+        transcript = Transcript(self.folder / f"{_checked_name(name)}{_SUFFIX}")
+        if transcript.path.exists():
+            raise ChatFileError(f"there is a conversation named {name!r} already: choose another name")
+        return transcript
 
     def find(self, name: str | None = None) -> Transcript:
         """Return the conversation of that name, the only one whose name contains it, or without a name the latest.
@@ -158,10 +222,10 @@ def read_transcript(path: Path) -> Saved:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise ChatFileError(f"{path}: larger than {_MOST_BYTES >> 20} MB, which no conversation is")
-        content = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ChatFileError(f"{path}: not readable as a conversation") from error
-    *whole, rest = content.split("\n")
+        content = path.read_bytes()
+    except OSError as error:
+        raise ChatFileError(f"{path}: not read: {error.strerror}") from error
+    *whole, rest = content.split(b"\n")
     lines = _lines(path, whole)
     header = next(lines, (0, {}))[1]
     if header.get("format") != FORMAT:
@@ -175,10 +239,10 @@ def read_transcript(path: Path) -> Saved:
     return saved
 
 
-def _lines(path: Path, lines: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _lines(path: Path, lines: list[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in enumerate(lines, start=1):
         try:
-            value = json.loads(line)
+            value = json.loads(line.decode(errors="replace"))
         except (ValueError, RecursionError) as error:
             raise ChatFileError(f"{path}: line {number} is damaged: it is not JSON") from error
         if not isinstance(value, dict):

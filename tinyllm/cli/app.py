@@ -63,6 +63,7 @@ def _options(
 
 def main() -> None:
     """Run the command line; the entry point of the `tinyllm` script."""
+    console.open_standard_streams()
     sys.exit(_run())
 
 

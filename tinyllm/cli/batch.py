@@ -19,6 +19,7 @@ from tinyllm.cli.asking import Asking
 from tinyllm.cli.progress import Progress
 from tinyllm.cli.prompts_file import Line, PromptsFile
 from tinyllm.errors import TinyllmError
+from tinyllm.terminal.text import tell
 
 if TYPE_CHECKING:
     from tinyllm.llm import LLM, Answer
@@ -74,7 +75,7 @@ def answer_file(
         llm.close()  # or the threads that wait for answers would keep the process from its end
         raise
     if with_figures:
-        print(tally.figures(), file=sys.stderr)
+        tell(tally.figures())
     if tally.failed:
         raise TinyllmError(f"{tally.failed:,} of {tally.total:,} lines failed: {answers.name} says why")
 
@@ -173,16 +174,17 @@ class _Tally:
         if not on_terminal:
             yield
             return
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
+
+        from tinyllm.terminal.console import TerminalConsole
 
         rate, left = TextColumn("{task.fields[rate]:,.0f} tokens/s"), TextColumn("left")
         columns = ("answering", BarColumn(), MofNCompleteColumn(), rate, TimeRemainingColumn(), left)
         period = 3600  # an answer may take minutes, and the time that is left is told from those of this period
         with Bar(
             *columns,
-            console=Console(stderr=True),
+            console=TerminalConsole(stderr=True),
             transient=True,
             redirect_stdout=False,
             speed_estimate_period=period,

@@ -228,11 +228,12 @@ def _progress(total: int) -> Iterator[Callable[[str], None]]:
     if not console.on_terminal():
         yield lambda doing: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    from tinyllm.terminal.console import TerminalConsole
+
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=TerminalConsole(stderr=True), transient=True) as bar:
         task, begun = bar.add_task("loading", total=total), iter(range(total))
         yield lambda doing: bar.update(task, description=doing, completed=next(begun))
 
@@ -242,10 +243,10 @@ def _show_chart(report: Report) -> None:
     if not console.on_terminal():
         return
     from rich.bar import Bar
-    from rich.console import Console
     from rich.table import Table
 
     from tinyllm.bench.report import name_of
+    from tinyllm.terminal.console import TerminalConsole
 
     for answers in (False, True):
         results = [r for r in report.results if (r.workload.prompt == 0) == answers]
@@ -254,4 +255,4 @@ def _show_chart(report: Report) -> None:
         for result in results:
             bar = Bar(highest, 0, result.tps.median, width=40, color="cyan")
             chart.add_row(name_of(result, report.results), bar, f"{result.tps.median:.1f} tokens/s")
-        Console(stderr=True).print(chart)
+        TerminalConsole(stderr=True).print(chart)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from tinyllm.errors import TinyllmError
+from tinyllm.terminal.text import for_stream, tell
 
 INTERRUPTED = 130
 
@@ -37,14 +38,29 @@ def run(command: Callable[[], None], *, debug: bool) -> int:
     return 0
 
 
+def open_standard_streams() -> None:
+    """Open those of stdin, stdout and stderr that the caller closed, lest a file that is opened later become one.
+
+    The substitutes are empty, fail, and forget what is written to them, in that order.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDONLY)) <= 2:
+        if descriptor == 2:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    os.close(descriptor)
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115 (a descriptor, for good)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
 def say(message: str) -> None:
     """Print a line to stderr, under the program's name."""
-    print(f"tinyllm: {message}", file=sys.stderr)
+    tell(f"tinyllm: {message}")
 
 
 def write(text: str) -> None:
     """Write a piece of the answer to stdout at once; a character that its encoding lacks becomes ?."""
     encoding = sys.stdout.encoding or "utf-8"
+    text = for_stream(text, sys.stdout)
     try:
         sys.stdout.write(text.encode(encoding, errors="replace").decode(encoding))
         sys.stdout.flush()
@@ -54,7 +70,7 @@ def write(text: str) -> None:
 
 def on_terminal() -> bool:
     """Whether a person may be watching stderr, where progress and figures go."""
-    return sys.stderr is not None and sys.stderr.isatty()
+    return sys.stderr.isatty()
 
 
 def columns() -> int | None:

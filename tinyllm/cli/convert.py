@@ -109,11 +109,12 @@ def _bar() -> Iterator[Callable[[int, int], None]]:
     if not console.on_terminal():
         yield lambda done, total: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
+    from tinyllm.terminal.console import TerminalConsole
+
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as progress:
+    with Progress(*columns, console=TerminalConsole(stderr=True), transient=True, redirect_stdout=False) as progress:
         task = progress.add_task("", total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
@@ -18,6 +17,7 @@ from tinyllm.cli.asking import Asking
 from tinyllm.cli.prompt import read_prompt
 from tinyllm.cli.prompt_cache import PromptCache
 from tinyllm.errors import UsageError
+from tinyllm.terminal.text import tell
 
 if TYPE_CHECKING:
     from tinyllm.cli.progress import Progress
@@ -189,7 +189,7 @@ def _print_text(answer: Answer, chunks: Iterator[Chunk], progress: Progress, *, 
             if not last.endswith("\n"):
                 console.write("\n")
             if with_figures:
-                print("\n".join(figures(chunk.statistics, console.columns())), file=sys.stderr)
+                tell("\n".join(figures(chunk.statistics, console.columns())))
 
 
 def _report(llm: LLM, answer: Answer, chunks_of: Iterator[Chunk]) -> tuple[dict[str, Any], bool]:

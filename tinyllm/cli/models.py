@@ -88,9 +88,10 @@ def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
             cells = [cell.ljust(width) for cell, width in zip(row, [*widths, 0], strict=True)]
             console.write("  ".join(cells).rstrip() + "\n")
         return
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from tinyllm.terminal.console import TerminalConsole
 
     shown = Table(box=None, pad_edge=False, header_style="bold")
     for title in _HEADER:
@@ -98,7 +99,7 @@ def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
         shown.add_column(title, justify="right" if title == "size" else "left", no_wrap=not folds, overflow="fold")
     for row in rows:
         shown.add_row(*map(Text, row))
-    Console().print(shown)
+    TerminalConsole().print(shown)
 
 
 def _print_json(entries: Sequence[Entry], places: Sequence[Place], in_use: str | None) -> None:

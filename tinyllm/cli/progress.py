@@ -18,9 +18,9 @@ class Progress:
         self._console: Console | None = None
         self._live: Live | None = None
         if console.on_terminal():
-            from rich.console import Console
+            from tinyllm.terminal.console import TerminalConsole
 
-            self._console = Console(stderr=True)
+            self._console = TerminalConsole(stderr=True)
 
     def __enter__(self) -> Progress:
         return self

@@ -7,7 +7,7 @@ from typing import IO
 
 from tinyllm.errors import UsageError
 
-__all__ = ["MOST_BYTES", "read_text", "read_whole", "too_large"]
+__all__ = ["MOST_BYTES", "encodable", "read_text", "read_whole", "too_large"]
 
 MOST_BYTES = 16 << 20  # about four million tokens of English
 
@@ -22,6 +22,11 @@ def read_text(path: Path) -> str:
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def encodable(text: str) -> str:
+    """Return a text that UTF-8 can encode: halves of surrogate pairs that stand alone become U+FFFD."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def read_whole(file: IO[bytes], name: str) -> bytes:
