@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast, overload
 
 from tinyllm._mx import mx
 from tinyllm.checkpoint.contents import Contents, read_contents
-from tinyllm.checkpoint.files import checked_file
 from tinyllm.checkpoint.gguf_header import is_gguf
 from tinyllm.config.generation import FILE as GENERATION_CONFIG
 from tinyllm.config.generation import GenerationConfig
@@ -163,10 +162,7 @@ class LLM:
     ) -> None:
         started = perf_counter()
         self.path = Path(path)
-        if self.path.is_dir():
-            for name in ("config.json", "tokenizer.json", GENERATION_CONFIG):
-                checked_file(self.path, name)
-        elif not is_gguf(self.path):
+        if not self.path.is_dir() and not is_gguf(self.path):
             raise ModelNotFoundError(f"{self.path}: there is no such folder, nor a GGUF file")
         contents = read_contents(self.path)
         self.config = contents.config
