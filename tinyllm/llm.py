@@ -139,11 +139,12 @@ class LLM:
     """A loaded checkpoint. Use it as a context manager, or `close` it, to give its memory back at once.
 
     `path` is the folder of a checkpoint or a GGUF file; `dtype` is "float32", "float16" or "bfloat16" (by default
-    the stored one on a GPU, float32 on a CPU); `device` is "cpu" or "gpu" (by default MLX's choice). `batch` is how
-    many requests run at once, `kv_budget` the most bytes that the KV cache may take (or which share of what is
-    left), `max_context` the most tokens of a request; `kv_bits`, 8 or 4, packs what is cached; `wired` lets Metal
-    keep the model's memory resident until `close`. Decode steps are `compiled`, where there is a compiler. Raises
-    TinyllmError, by name, for whatever cannot be loaded, and DoesNotFitError before any weight is read.
+    float32 on a CPU and the stored one on a GPU, but bfloat16 for float16); `device` is "cpu" or "gpu" (by default
+    MLX's choice). `batch` is how many requests run at once, `kv_budget` the most bytes that the KV cache may take (or
+    which share of what is left), `max_context` the most tokens of a request; `kv_bits`, 8 or 4, packs what is cached;
+    with `wired` the memory of a model that needs most of a Mac's stays resident until `close`. Decode steps are
+    `compiled`, where there is a compiler. Raises TinyllmError, by name, for whatever cannot be loaded, and
+    DoesNotFitError before any weight is read.
     """
 
     def __init__(
