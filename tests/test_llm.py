@@ -111,12 +111,12 @@ def test_closing_gives_the_memory_back(scripted: Path) -> None:
 def test_a_dropped_llm_is_closed(scripted: Path) -> None:
     llm = LLM(scripted)
     answer = llm.generate("go")
-    first = next(answer).text
+    first = next(iter(answer)).text
     closed = weakref.ref(llm)
     thread = llm._worker._thread
     del llm
     assert closed() is not None, "an answer that is read keeps its engine"
-    assert first + answer.text() == ANSWER
+    assert answer.text() == ANSWER and ANSWER.startswith(first)
     del answer
     assert closed() is None
     assert not thread.is_alive()
@@ -436,3 +436,17 @@ def test_a_process_that_has_compiled_steps_ends_in_order(tmp_path: Path) -> None
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert "terminate" not in done.stderr
+
+
+def test_an_answer_is_a_value_that_can_be_read_as_often_as_one_likes(scripted: Path) -> None:
+    with LLM(scripted) as llm:
+        answer = llm.chat(USER)
+        assert "not finished" in repr(answer)
+        chunks = list(answer)
+        assert list(answer) == chunks
+        assert answer.text() == str(answer) == "".join(chunk.text for chunk in chunks) == ANSWER
+        assert (answer.finish_reason, answer.stop, answer.reasoning()) == ("stop", None, "")
+        assert answer.statistics is not None and answer.statistics.completion_tokens == len(chunks)
+        assert repr(answer) == f"<Answer {ANSWER!r}, stop>"
+        first, second = iter(llm.chat(USER)), iter(llm.chat(USER))
+        assert "".join(a.text + b.text for a, b in zip(first, second, strict=True)) != ""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -114,23 +115,66 @@ class Chunk:
 
 
 class Answer:
-    """An answer as it is made: iterate over it for its chunks. One that nothing refers to any more is cancelled."""
+    """An answer: iterate over it for its chunks as they are made, as often as you like.
+
+    `text()`, `reasoning()`, `finish_reason`, `stop` and `statistics` wait for its end. An answer that nothing refers
+    to any more is cancelled.
+    """
 
     def __init__(self, ticket: Ticket, chunks: Iterator[Chunk]) -> None:
         self.prompt_token_ids = ticket.request.prompt_ids
         self._ticket = ticket
-        self._chunks = chunks
+        self._coming = chunks
+        self._chunks: list[Chunk] = []
+        self._lock = threading.Lock()
         weakref.finalize(self, ticket.cancel)  # an iterator that was never begun would not
 
     def __iter__(self) -> Iterator[Chunk]:
-        return self
+        taken = 0
+        while True:
+            with self._lock:
+                if taken == len(self._chunks):
+                    chunk = next(self._coming, None)
+                    if chunk is None:
+                        return
+                    self._chunks.append(chunk)
+            yield self._chunks[taken]
+            taken += 1
 
-    def __next__(self) -> Chunk:
-        return next(self._chunks)
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        text = "".join(chunk.text for chunk in self._chunks)
+        reason = self._chunks[-1].finish_reason if self._chunks else None
+        return f"<Answer {text!r}, {reason or 'not finished'}>"
 
     def text(self) -> str:
-        """Wait for the end, and return the text of all chunks that were not taken yet."""
+        """Return the text of all chunks, without the reasoning."""
         return "".join(chunk.text for chunk in self)
+
+    def reasoning(self) -> str:
+        """Return what the model thought before its answer, if it marks that."""
+        return "".join(chunk.reasoning for chunk in self)
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the answer ended: "stop", "length" or "cancelled"."""
+        return self._last.finish_reason
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that ended the answer, if one did."""
+        return self._last.stop
+
+    @property
+    def statistics(self) -> Statistics | None:
+        """What the answer took."""
+        return self._last.statistics
+
+    @property
+    def _last(self) -> Chunk:
+        return list(self)[-1]
 
     def cancel(self) -> None:
         """Let the engine forget the request; its last chunk then has the reason "cancelled"."""
