@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import signal
 import stat
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tinyllm.chat import transcript as transcript_module
 from tinyllm.chat.conversation import Conversation, Message
 from tinyllm.chat.transcript import (
     Saved,
@@ -170,3 +175,113 @@ def test_exports() -> None:
     assert export_markdown(conversation, "M") == "> s1\n> s2\n\n**You**\n\nq\n\n**M**\n\na\n"
     exported = json.loads(export_json(conversation, "M"))
     assert exported["model"] == "M" and [m["role"] for m in exported["messages"]] == ["system", "user", "assistant"]
+
+
+# Nothing that was said is lost: not to a kill, nor to a full disk, at whatever byte.
+
+TURNS = [Message("user", "wie heißt du? 👍"), Message("assistant", "ich heiße\n日本", "hm"), Message("user", "zwei")]
+
+
+def test_a_kill_at_any_byte_loses_at_most_the_line_that_was_written(store: TranscriptStore) -> None:
+    transcript = begun(store)
+    ends = [transcript.path.stat().st_size]
+    for message in TURNS:
+        transcript.add(message)
+        ends.append(transcript.path.stat().st_size)
+    whole = transcript.path.read_bytes()
+    for size in range(ends[0], len(whole) + 1):
+        transcript.path.write_bytes(whole[:size])
+        kept = TURNS[: sum(end <= size for end in ends[1:])]
+        saved = read_transcript(transcript.path)
+        assert saved.conversation.messages == kept
+        assert saved.torn == (size not in ends)
+        Transcript(transcript.path).add(Message("assistant", "after"))
+        again = read_transcript(transcript.path)
+        assert (again.conversation.messages, again.torn) == ([*kept, Message("assistant", "after")], False)
+
+
+@pytest.mark.parametrize("room", [0, 1, 17, 40])
+def test_a_full_disk_leaves_the_file_as_it_was_and_the_next_line_is_whole(
+    store: TranscriptStore, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transcript = begun(store)
+    transcript.add(TURNS[0])
+    before = transcript.path.read_bytes()
+    encoded = transcript_module._encoded
+
+    def full(lines: object) -> bytes:
+        with transcript.path.open("ab") as file:
+            file.write(encoded(lines)[:room])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(transcript_module, "_encoded", full)
+    with pytest.raises(ChatFileError, match="No space left"):
+        transcript.add(TURNS[1])
+    assert transcript.path.read_bytes() == before
+    monkeypatch.setattr(transcript_module, "_encoded", encoded)
+    transcript.add(TURNS[1])
+    assert read_transcript(transcript.path).conversation.messages == TURNS[:2]
+
+
+def test_a_new_file_is_there_whole_or_not_at_all(store: TranscriptStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, target: Path) -> Path:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "rename", full)
+    with pytest.raises(ChatFileError, match="No space left"):
+        begun(store)
+    assert list(store.folder.iterdir()) == []
+
+
+def test_a_killed_process_leaves_what_it_has_written(store: TranscriptStore) -> None:
+    code = f"""
+import sys
+from pathlib import Path
+from tinyllm.chat.conversation import Conversation, Message
+from tinyllm.chat.transcript import TranscriptStore
+transcript = TranscriptStore(Path({str(store.folder)!r})).new("a b")
+transcript.begin("model", Conversation(), {{}})
+for i in range(1_000_000):
+    transcript.add(Message("user", f"{{i}} " + "ä" * 5000))
+    print(i, flush=True)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line == "20\n":
+            break
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    transcript = store.find()
+    count = len(contents(read_transcript(transcript.path)))
+    assert count >= 21
+    transcript.add(Message("assistant", "after"))
+    assert contents(read_transcript(transcript.path))[-1] == "after"
+
+
+@pytest.mark.parametrize("text", ["half a pair \ud83d here", "\udcff", "\ud83d\ude00", "\x00\x1b[2J"], ids=ascii)
+def test_what_is_written_can_be_read_back(store: TranscriptStore, text: str) -> None:
+    transcript = begun(store)
+    transcript.add(Message("user", text, text))
+    [message] = read_transcript(transcript.path).conversation.messages
+    shown = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    assert (message.content, message.reasoning) == (shown, shown)
+    assert "�" in shown or text not in ("half a pair \ud83d here", "\udcff")
+
+
+def test_a_file_with_a_byte_that_is_no_text_is_read(store: TranscriptStore) -> None:
+    transcript = begun(store)
+    transcript.add(Message("user", "caf\u00e9"))
+    transcript.path.write_bytes(transcript.path.read_bytes().replace("é".encode(), b"\xe9"))
+    assert contents(read_transcript(transcript.path)) == ["caf\ufffd"]
+
+
+def test_the_whole_can_be_written_in_place_of_what_the_file_says(store: TranscriptStore) -> None:
+    transcript = begun(store)
+    transcript.add(Message("user", "old"))
+    transcript.write_whole("some/model", Conversation("new", TURNS), {"seed": 3})
+    saved = read_transcript(transcript.path)
+    assert (saved.conversation.system, saved.conversation.messages, saved.settings) == ("new", TURNS, {"seed": 3})
+    transcript.path.unlink()
+    transcript.write_whole("some/model", Conversation(None, TURNS), {})
+    assert read_transcript(transcript.path).conversation.messages == TURNS

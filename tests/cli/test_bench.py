@@ -66,15 +66,22 @@ def test_slower_than_allowed_exits_with_3_after_the_whole_report(biased: Path, t
     assert told[-1].startswith("tinyllm: slower by more than 10 %: biased pp8 (-100.0%), biased tg4")
 
 
-def test_md_names_the_machine_and_each_kind_of_kernels(biased: Path) -> None:
-    done = tinyllm("bench", "-m", f"{biased},{biased}", *SMALL, "--pg", "8,3", "--features", "reference,fused")
+def test_md_names_the_machine_and_each_kind_of_kernels(biased: Path, tmp_path: Path) -> None:
+    command = ("bench", "-m", f"{biased},{biased}", *SMALL, "--pg", "8,3", "--features", "reference,fused")
+    done = tinyllm(*command, "--output", tmp_path / "report.md")
     assert (done.returncode, said(done.stderr)) == (0, [])
-    text = done.stdout.decode()
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert text.startswith("- tinyllm 0.1.0, mlx ") and " cores, " in text and "memory is read at " in text
     rows = [line for line in text.splitlines() if line.startswith("| biased | ")]
     assert [row.split(" | ")[4:6] for row in rows] == [
         [kernels.ljust(9), test.ljust(7)] for test in ("pp8", "tg4", "pp8+tg3") for kernels in ("reference", "fused")
     ] * 2
+
+
+def test_a_pipe_gets_tables_of_a_hundred_columns(biased: Path) -> None:
+    done = tinyllm("bench", "-m", biased, *SMALL, "-b", "1,2,4", "-r", "1")
+    rows = [line for line in done.stdout.decode().splitlines() if line.startswith("| ")]
+    assert "| test | batch |" in rows[0] and max(map(len, rows)) <= 100
 
 
 def test_a_terminal_shows_progress_and_a_chart(biased: Path) -> None:

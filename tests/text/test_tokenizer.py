@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_tokenizers import CHATML, byte_level, metaspace, save, sentencepiece, unigram
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
 
 from tinyllm.errors import ChatTemplateError, TokenizerError
 from tinyllm.text.chat_template import ChatTemplate
@@ -426,3 +427,19 @@ def test_mistrals_pattern_takes_the_place_of_the_published_one_if_the_files_ask_
         cuts.append([piece for piece, _ in found])
     assert cuts[0] == cuts[1] != cuts[2]
     assert cuts[2] == ["the", "The", "Ġ", "1", "2"]
+
+
+def test_special_tokens_are_never_normalized(tmp_path):
+    """As in the first Llama 2 files: decode would show them, and a chat would spell them as text."""
+    backend = sentencepiece()
+    values = json.loads(backend.to_str())
+    for token in values["added_tokens"]:
+        token["normalized"] = True
+    save(tmp_path, Backend.from_str(json.dumps(values)))
+    tokenizer, plain = Tokenizer.from_folder(tmp_path), Tokenizer(sentencepiece())
+    text = "a</s><s>b"
+    encoded = tokenizer.encode(text, parse_special=True)
+    assert encoded == plain.encode(text, parse_special=True)
+    assert tokenizer.decode(encoded) == plain.decode(encoded)
+    stream = tokenizer.detokenizer()
+    assert "".join(map(stream.add, encoded)) + stream.finish() == tokenizer.decode(encoded)

@@ -37,7 +37,10 @@ class AnswersFile:
         if path == "-":
             self._file = FileIO(sys.stdout.fileno(), "w", closefd=False)
             return
-        target = Path(path).resolve()
+        try:
+            target = Path(path).resolve()
+        except (OSError, RuntimeError) as error:  # a link that leads to itself
+            raise UsageError(f"{path}: leads to no file") from error
         self._file = _open_alone(target)
         if target.is_file():
             kept = 0

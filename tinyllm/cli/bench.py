@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tinyllm.bench.run import Plan
     from tinyllm.checkpoint.contents import Contents
 
+PIPED_COLUMNS = 100
 _PICTURES = (".png", ".svg")
 
 
@@ -182,7 +183,7 @@ def _measure(
         report = replace(report, changes=compared(old, report.results))
         for difference in old.differences(report.machine):
             console.say(f"--compare: {difference}")
-    width = None if output or form != "md" else console.stdout_columns()
+    width = None if output or form != "md" else console.stdout_columns() or PIPED_COLUMNS
     _write(FORMATS[form](report) if width is None else as_shown(report, width), output)
     if report.changes and form in ("csv", "jsonl"):
         typer.echo(changes_table(report.changes, console.columns()), err=True)

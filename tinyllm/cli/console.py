@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from io import FileIO, TextIOWrapper
 from typing import NoReturn
 
 from tinyllm.errors import TinyllmError
@@ -48,8 +49,9 @@ def open_standard_streams() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     os.close(descriptor)
     sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115 (a descriptor, for good)
-    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
-    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+    # Unbuffered: what cannot be written is told at once, and not again at the end.
+    sys.stdout = sys.stdout or TextIOWrapper(FileIO(1, "w", closefd=False), write_through=True)
+    sys.stderr = sys.stderr or TextIOWrapper(FileIO(2, "w", closefd=False), write_through=True)
 
 
 def say(message: str) -> None:

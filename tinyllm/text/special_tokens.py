@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tinyllm.config.reader import is_there
 from tinyllm.errors import TokenizerError
+from tinyllm.text.given import encodable
 
 if TYPE_CHECKING:
     from tokenizers import AddedToken
@@ -105,11 +106,17 @@ def _token(entry: Any, source: Path, key: str) -> AddedToken:
     """A token given as a text, or as an object with its flags."""
     from tokenizers import AddedToken
 
+    text = entry.get("content") if isinstance(entry, Mapping) else entry
+    if isinstance(text, str) and encodable(text) != text:
+        raise TokenizerError(f"{source}: {key} holds {text!a:.80}, which is no text")
     if isinstance(entry, str):
         return _plain_token(entry, special=True)
-    if isinstance(entry, Mapping) and isinstance(entry.get("content"), str):
-        flags = {name: bool(entry[name]) for name in _FLAGS if name in entry}
-        return AddedToken(entry["content"], **({"special": key != "added_tokens_decoder"} | flags))
+    if isinstance(entry, Mapping) and isinstance(text, str):
+        flags = {"special": key != "added_tokens_decoder"}
+        flags |= {name: bool(entry[name]) for name in _FLAGS if name in entry}
+        if flags["special"]:
+            flags["normalized"] = False
+        return AddedToken(text, **flags)
     raise TokenizerError(f"{source}: {key} holds {entry!r:.80}, which is no token")
 
 

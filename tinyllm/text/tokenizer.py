@@ -342,7 +342,14 @@ def _load_backend(path: Path) -> Backend:
         raise TokenizerError(f"{path} has no tokenizer.json{hint}; use a copy of the model that has one")
     if file.stat().st_size > MAX_TOKENIZER_BYTES:
         raise TokenizerError(f"{file} is larger than {MAX_TOKENIZER_BYTES:,} bytes")
-    return _guard(lambda: Backend.from_file(str(file)), str(file))
+    backend = _guard(lambda: Backend.from_file(str(file)), str(file))
+    if not any(token.special and token.normalized for token in backend.get_added_tokens_decoder().values()):
+        return backend
+    # Normalized, a special token would be matched, and decoded, as another text than the one it is.
+    values = json.loads(file.read_text(encoding="utf-8"))
+    for token in values["added_tokens"]:
+        token["normalized"] = token["normalized"] and not token["special"]
+    return _guard(lambda: Backend.from_str(json.dumps(values)), str(file))
 
 
 def _fix_mistral_regex(backend: Backend) -> None:
