@@ -159,8 +159,7 @@ def _answer(
         if not as_json:
             _print_text(answer, chunks, progress, with_figures=with_figures)
             return
-        progress.show("answering")
-        report, interrupted = _report(llm, answer, chunks)
+        report, interrupted = _report(llm, answer, chunks, progress)
         progress.clear()
         console.write(json.dumps(report, ensure_ascii=False) + "\n")
         if interrupted:
@@ -170,10 +169,10 @@ def _answer(
 def _print_text(answer: Answer, chunks: Iterator[Chunk], progress: Progress, *, with_figures: bool) -> None:
     """Stream the answer to stdout, and end its last line; reasoning is shown beside it on a terminal only."""
     prompt_tokens, last, thinking = len(answer.prompt_token_ids), "", False
-    progress.show(f"reading the prompt: {prompt_tokens:,} tokens")
+    progress.prefill(0, prompt_tokens)
     for chunk in chunks:
-        if 0 < chunk.prefilled < prompt_tokens:
-            progress.show(f"reading the prompt: {chunk.prefilled:,} of {prompt_tokens:,} tokens")
+        if chunk.prefilled < prompt_tokens:
+            progress.prefill(chunk.prefilled, prompt_tokens)
         if chunk.reasoning:
             progress.aside(chunk.reasoning)
             thinking = True
@@ -192,10 +191,18 @@ def _print_text(answer: Answer, chunks: Iterator[Chunk], progress: Progress, *, 
                 tell("\n".join(figures(chunk.statistics, console.columns())))
 
 
-def _report(llm: LLM, answer: Answer, chunks_of: Iterator[Chunk]) -> tuple[dict[str, Any], bool]:
+def _report(llm: LLM, answer: Answer, chunks_of: Iterator[Chunk], progress: Progress) -> tuple[dict[str, Any], bool]:
     """Return what --json prints, and whether Ctrl-C ended the answer early: what there is of it is printed too."""
+    chunks: list[Chunk] = []
+    prompt_tokens = len(answer.prompt_token_ids)
+    progress.prefill(0, prompt_tokens)
     with cancelling(answer) as interrupted:
-        chunks = list(chunks_of)
+        for chunk in chunks_of:
+            if chunk.prefilled < prompt_tokens:
+                progress.prefill(chunk.prefilled, prompt_tokens)
+            elif not chunks or chunks[-1].prefilled < prompt_tokens:
+                progress.show("answering")
+            chunks.append(chunk)
     statistics = chunks[-1].statistics
     assert statistics is not None
     measured = asdict(statistics)
