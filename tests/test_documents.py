@@ -155,7 +155,7 @@ def test_a_block_is_made_of_its_parts(tmp_path: Path) -> None:
         for name in ("input_layernorm", "post_attention_layernorm")
     ]
     attention = Attention("model.layers.1", config, weights, features)
-    mlp = MLP("model.layers.1.mlp", config, weights, features)
+    mlp = MLP("model.layers.1", config, weights, features)
     h = x + attention(norms[0](x), 0, TinyKvFullCache(), "causal")
     whole = h + mlp(norms[1](h))
     for mask in (None, "causal", mx.tril(mx.ones((5, 5), dtype=mx.bool_))):
@@ -165,11 +165,44 @@ def test_a_block_is_made_of_its_parts(tmp_path: Path) -> None:
     assert isinstance(block.mlp, MLP)
 
 
+@pytest.mark.parametrize("name", ["granite", "gemma2", "olmo2", "cohere", "opt-post-norm", "gemma4_text-experts"])
+def test_a_block_of_another_family_is_of_the_class_that_its_config_asks_for(name: str) -> None:
+    store = WeightStore.from_path(GOLDEN / name)
+    block = TransformerBlock(0, store.config, store, ModelFeatures())
+    assert type(block) is not TransformerBlock and isinstance(block, TransformerBlock)
+    x = mx.ones((2, 3, store.config.hidden_size))
+    assert block(x, 0, TinyKvFullCache()).shape == x.shape
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)
+def test_a_mask_added_to_scores_may_be_float32(tmp_path: Path, dtype: mx.Dtype) -> None:
+    store = WeightStore.from_path(tiny.write_checkpoint(tmp_path)).cast(dtype)
+    block = TransformerBlock(0, store.config, store, ModelFeatures())
+    x = mx.random.normal((1, 6, 32), key=mx.random.key(2)).astype(dtype)
+    added = mx.where(mx.tril(mx.ones((6, 6), dtype=mx.bool_)), 0.0, -mx.inf)
+    for cache in (TinyKvFullCache, lambda: TinyKvPagedCache(TinyKvPagedPool(page_size=4))):
+        assert close(block(x, 0, cache(), mask=added), block(x, 0, cache(), mask="causal"), 0.02)
+    with pytest.raises(ValueError, match="sideways"):
+        block(x, 0, None, mask="sideways")
+
+
+@pytest.mark.parametrize("name", ["qwen3-moe", "mixtral-window", "gemma2", "gemma4_text-experts", "gpt2"])
+def test_a_config_has_the_names_that_not_every_model_has(name: str) -> None:
+    config = Config.from_json_file(GOLDEN / name)
+    values = json.loads((GOLDEN / name / "config.json").read_text(encoding="utf-8"))
+    assert config.num_experts == values.get("num_experts", values.get("num_local_experts"))
+    assert config.num_experts_per_tok == values.get("num_experts_per_tok", values.get("top_k_experts"))
+    if name != "mixtral-window":
+        assert config.moe_intermediate_size == values.get("moe_intermediate_size")
+    if name != "qwen3-moe":  # which has one that is not used
+        assert config.sliding_window == values.get("sliding_window")
+
+
 def test_a_layer_of_experts_is_a_moe() -> None:
     folder = GOLDEN / "mixtral"
     config, weights = Config.from_json_file(folder), WeightStore.from_path(folder)
     assert config.is_moe_layer(0)
-    moe = Moe("model.layers.0.mlp", config, weights, ModelFeatures())
+    moe = Moe("model.layers.0", config, weights, ModelFeatures())
     x = mx.random.normal((2, 3, config.hidden_size), key=mx.random.key(1))
     apart = mx.stack([mx.concatenate([moe(x[i : i + 1, j : j + 1])[0] for j in range(3)]) for i in range(2)])
     assert close(moe(x), apart, 1e-4)

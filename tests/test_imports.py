@@ -19,7 +19,7 @@ PYPROJECT = Path(__file__).parent.parent / "pyproject.toml"
 # A module may import from its own package and from lower floors. Those of one floor do not know each other.
 FLOORS = (
     {"errors", "terminal"},
-    {"hardware", "backends", "kernels"},
+    {"hardware", "backends", "kernels", "malloc"},
     {"blas_rows"},
     {"blas"},
     {"_mx"},
@@ -37,7 +37,7 @@ FLOORS = (
 )
 FLOOR_OF = {name: number for number, floor in enumerate(FLOORS) for name in floor}
 WITHOUT_MLX = re.compile(
-    r"tinyllm\.(errors|hardware|blas|blas_rows|backends|kernels|(config|text|hub|anatomy)\..*|engine\.(request|scheduler|plan)"
+    r"tinyllm\.(errors|hardware|blas|blas_rows|backends|kernels|malloc|(config|text|hub|anatomy)\..*|engine\.(request|scheduler|plan)"
     r"|kv\.(prefix|pages|manager|kinds)|checkpoint\.(?!weights|quantization|gguf$).*)"
 )
 

@@ -17,7 +17,14 @@ from tinyllm._mx import mx
 from tinyllm.checkpoint.contents import Contents, read_contents
 from tinyllm.config.generation import GenerationConfig
 from tinyllm.engine.request import SamplingParams
-from tinyllm.errors import ChatTemplateError, ConfigError, ModelNotFoundError, UnsafePathError, UsageError
+from tinyllm.errors import (
+    ChatTemplateError,
+    ConfigError,
+    ModelNotFoundError,
+    TinyllmError,
+    UnsafePathError,
+    UsageError,
+)
 from tinyllm.llm import LLM
 
 ANSWER = " one two three"
@@ -159,13 +166,47 @@ def test_fault_21_a_model_without_a_template_generates_but_does_not_chat(tmp_pat
             llm.chat(USER)
 
 
-def test_a_folder_that_is_not_there_and_files_that_lead_out_of_it_are_refused(tmp_path: Path, scripted: Path) -> None:
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="nowhere"):
         LLM(tmp_path / "nowhere")
-    folder = tmp_path / "linked"
-    folder.mkdir()
-    (folder / "config.json").symlink_to(scripted / "config.json")
-    with pytest.raises(UnsafePathError, match=r"config\.json"):
+
+
+FILES = [
+    "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+    "chat_template.jinja",
+]  # fmt: skip
+
+
+def complete(folder: Path) -> Path:
+    tiny.write_scripted_checkpoint(folder, ANSWER)
+    tiny.write_json(folder / "generation_config.json", {})
+    (folder / "chat_template.jinja").write_text(tiny.CHAT_TEMPLATE, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_link_is_followed_from_a_folder_of_the_users_and_not_out_of_a_download(tmp_path: Path, name: str) -> None:
+    folder = complete(tmp_path / "folder")
+    snapshot = complete(tmp_path / "models--a--b" / "snapshots" / "0123abc")
+    for each in (folder, snapshot):
+        (each / name).symlink_to((each / name).rename(tmp_path / f"{each.name}-{name}"))
+    with LLM(folder) as llm:
+        assert llm.chat(USER).text() == ANSWER
+    with pytest.raises(UnsafePathError, match=name.replace(".", r"\.")):
+        LLM(snapshot)
+
+
+@pytest.mark.parametrize("name", [*FILES, "special_tokens_map.json", "chat_template.json"])
+def test_what_is_no_file_never_counts_as_absent(tmp_path: Path, name: str) -> None:
+    folder = complete(tmp_path / "folder")
+    if name.startswith("special"):
+        tiny.write_json(folder / "tokenizer_config.json", {})
+    if name == "chat_template.json":
+        (folder / "chat_template.jinja").unlink()
+        tiny.write_json(folder / "tokenizer_config.json", {"added_tokens_decoder": {}})
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).mkdir()
+    with pytest.raises(TinyllmError, match=name.replace(".", r"\.")):
         LLM(folder)
 
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast, overload
 
 from tinyllm._mx import mx
 from tinyllm.checkpoint.contents import Contents, read_contents
-from tinyllm.checkpoint.files import checked_file
 from tinyllm.checkpoint.gguf_header import is_gguf
 from tinyllm.config.generation import FILE as GENERATION_CONFIG
 from tinyllm.config.generation import GenerationConfig
@@ -140,11 +139,12 @@ class LLM:
     """A loaded checkpoint. Use it as a context manager, or `close` it, to give its memory back at once.
 
     `path` is the folder of a checkpoint or a GGUF file; `dtype` is "float32", "float16" or "bfloat16" (by default
-    the stored one on a GPU, float32 on a CPU); `device` is "cpu" or "gpu" (by default MLX's choice). `batch` is how
-    many requests run at once, `kv_budget` the most bytes that the KV cache may take (or which share of what is
-    left), `max_context` the most tokens of a request; `kv_bits`, 8 or 4, packs what is cached; `wired` lets Metal
-    keep the model's memory resident until `close`. Decode steps are `compiled`, where there is a compiler. Raises
-    TinyllmError, by name, for whatever cannot be loaded, and DoesNotFitError before any weight is read.
+    float32 on a CPU and the stored one on a GPU, but bfloat16 for float16); `device` is "cpu" or "gpu" (by default
+    MLX's choice). `batch` is how many requests run at once, `kv_budget` the most bytes that the KV cache may take (or
+    which share of what is left), `max_context` the most tokens of a request; `kv_bits`, 8 or 4, packs what is cached;
+    with `wired` the memory of a model that needs most of a Mac's stays resident until `close`. Decode steps are
+    `compiled`, where there is a compiler. Raises TinyllmError, by name, for whatever cannot be loaded, and
+    DoesNotFitError before any weight is read.
     """
 
     def __init__(
@@ -163,10 +163,7 @@ class LLM:
     ) -> None:
         started = perf_counter()
         self.path = Path(path)
-        if self.path.is_dir():
-            for name in ("config.json", "tokenizer.json", GENERATION_CONFIG):
-                checked_file(self.path, name)
-        elif not is_gguf(self.path):
+        if not self.path.is_dir() and not is_gguf(self.path):
             raise ModelNotFoundError(f"{self.path}: there is no such folder, nor a GGUF file")
         contents = read_contents(self.path)
         self.config = contents.config

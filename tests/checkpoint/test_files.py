@@ -148,31 +148,34 @@ def test_fault_53_a_name_that_no_file_can_have_is_refused(tmp_path: Path, name: 
     assert str(failure.value).isprintable()
 
 
-@pytest.mark.parametrize("name", [SINGLE, INDEX, "a.safetensors"])
-def test_fault_53_a_link_that_leads_out_of_the_folder_is_refused(tmp_path: Path, name: str) -> None:
-    folder, outside = tmp_path / "model", tmp_path / "outside"
-    folder.mkdir()
-    outside.write_text("secret")
-    (folder / name).symlink_to(outside)
-    with pytest.raises(UnsafePathError, match="a link that leads out of the folder"):
-        find_weight_files(folder)
+@pytest.mark.parametrize("name", [SINGLE, "a.safetensors", "sub/a.safetensors"])
+def test_links_are_followed_anywhere_from_a_folder_of_the_users(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "model"
+    (folder / name).parent.mkdir(parents=True)
+    write_empty(tmp_path / "elsewhere" / "real.safetensors")
+    (folder / name).symlink_to(tmp_path / "elsewhere" / "real.safetensors")
+    if "/" in name:
+        write_index(folder, {"x": name})
+    assert find_weight_files(folder).files == (folder / name,)
 
 
-def test_fault_53_a_linked_folder_that_leads_out_is_refused(tmp_path: Path) -> None:
+def test_a_linked_folder_in_a_download_is_not_followed(tmp_path: Path) -> None:
     write_empty(tmp_path / "outside" / "a.safetensors")
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "sub").symlink_to(tmp_path / "outside")
-    write_index(tmp_path / "model", {"x": "sub/a.safetensors"})
+    snapshot = hub_snapshot(tmp_path)
+    (snapshot / "sub").symlink_to(tmp_path / "outside")
+    write_index(snapshot, {"x": "sub/a.safetensors"})
     with pytest.raises(UnsafePathError, match="a link that leads out of the folder"):
-        find_weight_files(tmp_path / "model")
+        find_weight_files(snapshot)
 
 
-def test_fault_53_a_link_to_a_folder_of_a_similar_name_is_refused(tmp_path: Path) -> None:
-    write_empty(tmp_path / "model-other" / "a.safetensors")
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "a.safetensors").symlink_to(tmp_path / "model-other" / "a.safetensors")
-    with pytest.raises(UnsafePathError):
-        find_weight_files(tmp_path / "model")
+@pytest.mark.parametrize("weight_map", [None, [], {"x": 1}], ids=repr)
+def test_a_single_file_beside_an_index_without_a_map_is_read_with_a_warning(
+    tmp_path: Path, weight_map: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_empty(tmp_path / SINGLE)
+    write_index(tmp_path, weight_map)
+    assert files_of(tmp_path) == [SINGLE]
+    assert "model.safetensors is read instead" in caplog.text
 
 
 def test_a_link_inside_the_folder_is_followed(tmp_path: Path) -> None:
@@ -248,15 +251,6 @@ def test_fault_53_a_link_out_of_the_cached_repositorys_blobs_is_refused(tmp_path
     write_empty(Path(os.path.normpath(snapshot / target)))
     with pytest.raises(UnsafePathError):
         find_weight_files(snapshot)
-
-
-def test_fault_53_blobs_beside_a_folder_that_is_no_snapshot_are_not_followed(tmp_path: Path) -> None:
-    write_empty(tmp_path / "blobs" / "abc")
-    folder = tmp_path / "other" / "revision"
-    folder.mkdir(parents=True)
-    (folder / SINGLE).symlink_to("../../blobs/abc")
-    with pytest.raises(UnsafePathError):
-        find_weight_files(folder)
 
 
 @pytest.mark.parametrize("name", ["config.json", "sub/config.json"])

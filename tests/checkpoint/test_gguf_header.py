@@ -142,6 +142,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "dimensions that overflow": (header(infos=[tensor("t", (1 << 40, 1 << 40))]), "no sizes"),
     "a dimension of nothing": (header(infos=[tensor("t", (4, 0))]), "no sizes"),
     "a tensor of an unknown type": (header(infos=[tensor("t", (4,), kind=4)]), "type 4"),
+    "a tensor of a type that is not read": (header(infos=[tensor("t", (64,), kind=40)]), "type NVFP4"),
     "half a block": (padded(header(infos=[tensor("t", (16,), kind=2)]), bytes(99)), "do not divide"),
     "a tensor past the end": (padded(header(infos=[tensor("t", (64,))]), bytes(99)), "cut off"),
     "a tensor elsewhere": (padded(header(infos=[tensor("t", (4,), offset=HUGE)]), bytes(99)), "cut off"),

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import tiny
+from golden_cases import GOLDEN
 
 from tinyllm.config.config import Config
 from tinyllm.config.reach import Window
+from tinyllm.config.reader import read_json_object
 from tinyllm.config.tensors import tensor_shapes
 from tinyllm.errors import ConfigError, MissingKeyError, TinyllmError, UnknownKeyError, UnsupportedModelError
 
@@ -360,3 +362,53 @@ def test_fault_52_a_python_file_that_config_json_names_is_never_run(tmp_path: Pa
     except TinyllmError as error:
         assert key in str(error)
     assert not marker.exists()
+
+
+OFF = [
+    ("qwen3_moe", {"qkv_bias": False, "shared_expert_intermediate_size": 0, "use_qk_norm": True}),
+    ("gpt2", {"n_special": 0, "predict_special_tokens": True}),
+    (
+        "starcoder2",
+        {
+            "attention_softmax_in_fp32": True,
+            "scale_attention_softmax_in_fp32": True,
+            "scale_attn_weights": True,
+            "layer_norm_epsilon": 1e-3,
+        },
+    ),
+    ("phimoe", {"expert_dropout": 0.0}),
+    ("gemma4_text", {"expert_intermediate_size": None}),
+    ("llama", {"some_scale": 1.0, "use_something": False, "something_size": 0, "something": None, "list": []}),
+    (
+        "llama",
+        {"_anything": 7, "my_dropout": 0.3, "training_loss_weight": 2, "a_version": "1", "a_path": "x"},
+    ),
+]
+
+
+def golden(model_type: str) -> dict[str, Any]:
+    found = (read_json_object(file) for file in sorted(GOLDEN.glob("*/config.json")))
+    return next(values for values in found if values["model_type"] == model_type)
+
+
+@pytest.mark.parametrize(("model_type", "keys"), OFF, ids=lambda value: value if isinstance(value, str) else "")
+def test_keys_that_switch_nothing_on_do_not_refuse_a_model(model_type: str, keys: dict[str, Any]) -> None:
+    values = golden(model_type)
+    assert Config.from_dict({**values, **keys}) == Config.from_dict(values)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "keys"),
+    [
+        ("qwen3_moe", {"qkv_bias": True}),
+        ("qwen3_moe", {"use_qk_norm": False}),
+        ("starcoder2", {"scale_attn_weights": False}),
+        ("llama", {"some_scale": 2.0}),
+        ("llama", {"some_scale": 0}),
+        ("llama", {"use_something": True}),
+    ],
+    ids=str,
+)
+def test_keys_that_switch_something_on_refuse_it(model_type: str, keys: dict[str, Any]) -> None:
+    with pytest.raises((UnknownKeyError, UnsupportedModelError), match=next(iter(keys))):
+        Config.from_dict({**golden(model_type), **keys})

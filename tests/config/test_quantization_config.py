@@ -215,3 +215,32 @@ def test_two_keys_that_stand_for_different_formats_are_refused_and_equal_ones_ar
     assert same.quantization is not None and same.quantization.default.bits == 4
     with pytest.raises(ConfigError, match="quantization and quantization_config contradict"):
         Config.from_dict(tiny.config(quantization=four, quantization_config=eight))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"quant_method": "gptq", "method": "gptq", "format": "gptq", "checkpoint_format": "gptq", "bits": 4},
+        {"quant_method": "awq", "method": "awq", "format": "gemm", "checkpoint_format": "gemm", "bits": 4},
+        {"quant_method": "fp8", "weight_per_tensor": False, "act_per_tensor": False},
+    ],
+    ids=lambda said: said["quant_method"],
+)
+def test_newer_files_say_the_same_with_more_keys(said: dict[str, Any]) -> None:
+    older = {key: said[key] for key in ("quant_method", "bits") if key in said}
+    read = [Config.from_dict(tiny.config(quantization_config=values)).quantization for values in (said, older)]
+    assert read[0] == read[1]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"quant_method": "gptq", "method": "other", "bits": 4},
+        {"quant_method": "awq", "checkpoint_format": "gemv", "bits": 4},
+        {"quant_method": "fp8", "weight_per_tensor": True},
+    ],
+    ids=lambda said: said["quant_method"],
+)
+def test_newer_keys_that_ask_for_something_else_are_refused(said: dict[str, Any]) -> None:
+    with pytest.raises(TinyllmError):
+        Config.from_dict(tiny.config(quantization_config=said))

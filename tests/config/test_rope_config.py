@@ -57,7 +57,7 @@ def test_fault_09_null_is_no_scaling(said: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("dialect", ["rope_scaling", "rope_parameters"])
 @pytest.mark.parametrize("key", ["type", "rope_type"])
-@pytest.mark.parametrize("name", ["mrope", "ntk-by-parts", "axial", "invented"])
+@pytest.mark.parametrize("name", ["ntk-by-parts", "axial", "invented"])
 def test_fault_09_an_unknown_type_is_refused_by_name(dialect: str, key: str, name: str) -> None:
     with pytest.raises(UnsupportedModelError, match=f"RoPE of type '{name}'"):
         ropes(**{dialect: {key: name, "factor": 2.0}})
@@ -284,3 +284,28 @@ def test_longrope_needs_the_length_that_it_was_trained_at() -> None:
     said = {name: value for name, value in LONG.items() if not name.startswith("original")}
     with pytest.raises(MissingKeyError, match="original_max_position_embeddings"):
         ropes(rope_scaling=said)
+
+
+@pytest.mark.parametrize("dialect", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"rope_type": "default", "mrope_section": [16, 24, 24]},
+        {"type": "mrope", "rope_type": "default", "mrope_section": [16, 24, 24]},
+        {"rope_type": "linear", "factor": 2.0, "beta_fast": 32, "original_max_position_embeddings": 4096},
+        {"type": "linear", "rope_type": "linear", "factor": 2.0, "finetuned": True, "extrapolation_factor": 1},
+        {"rope_type": "yarn", "factor": 2.0, "attn_factor": 1, "original_max_position_embeddings": 64.0},
+    ],
+)
+def test_keys_of_a_scheme_that_is_not_in_force_have_no_effect(dialect: str, said: dict[str, Any]) -> None:
+    plain = {key: said[key] for key in ("rope_type", "factor") if key in said}
+    if said["rope_type"] == "yarn":
+        plain["original_max_position_embeddings"] = 64
+    read = [Config.from_dict(tiny.config(**{dialect: values})).layers for values in (said, plain)]
+    assert read[0] == read[1]
+
+
+def test_half_an_original_length_is_refused() -> None:
+    said = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64.5}
+    with pytest.raises(ConfigError, match="whole number"):
+        Config.from_dict(tiny.config(rope_scaling=said))

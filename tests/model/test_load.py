@@ -8,15 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
+from gguf import GGMLQuantizationType as Type
+from gguf_files import write_pair
 
 from tinyllm import hardware
 from tinyllm._mx import mx
+from tinyllm.checkpoint.contents import read_contents
 from tinyllm.checkpoint.weights import DenseWeight, WeightStore
 from tinyllm.engine.engine import Engine
 from tinyllm.engine.request import Output, Request
 from tinyllm.errors import ConfigError, ContextLengthError, NonFiniteLogitsError, TokenizerError
 from tinyllm.model.linear import linear
-from tinyllm.model.load import default_dtype, load_model
+from tinyllm.model.load import default_dtype, load_model, open_model
 from tinyllm.model.transformer import ModelForCausalLM
 
 
@@ -30,14 +33,21 @@ def run(model: ModelForCausalLM, **request: Any) -> list[Output]:
 
 
 @pytest.mark.parametrize("stored", ["F32", "F16", "BF16"])
-def test_a_cpu_computes_in_float32_and_a_gpu_as_stored(
+def test_a_cpu_computes_in_float32_and_a_gpu_as_stored_but_in_bfloat16_for_float16(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: str
 ) -> None:
-    folder = tiny.write_checkpoint(tmp_path, dtype=stored)
-    store = WeightStore.from_path(folder)
-    for device, expected in ((mx.cpu, mx.float32), (mx.gpu, store.stored_dtype)):
+    contents = read_contents(tiny.write_checkpoint(tmp_path, dtype=stored))
+    on_gpu = mx.float32 if stored == "F32" else mx.bfloat16
+    for device, expected in ((mx.cpu, mx.float32), (mx.gpu, on_gpu)):
         monkeypatch.setattr(mx, "default_device", lambda device=device: mx.Device(device))
-        assert default_dtype(store) == expected
+        assert default_dtype(WeightStore.of(contents)) == open_model(contents).dtype == expected
+        assert open_model(contents, dtype=mx.float16).dtype == mx.float16
+
+
+@pytest.mark.parametrize("kind", [Type.F16, Type.Q4_0, Type.Q8_0, Type.Q4_K], ids=lambda kind: kind.name)
+def test_a_gpu_computes_a_gguf_file_in_bfloat16_whatever_its_scales_are(tmp_path: Path, kind: Type) -> None:
+    file, _ = write_pair(tmp_path, kind)
+    assert open_model(read_contents(file), for_cpu=False).dtype == mx.bfloat16
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16], ids=str)

@@ -66,6 +66,33 @@ def test_the_result_is_that_of_the_whole_text(stops, pieces):
         assert not any(stop in shown for stop in stops)
 
 
+def test_the_work_for_a_piece_does_not_grow_with_the_number_of_stop_strings(monkeypatch):
+    """Counted in looks at stop strings."""
+
+    class Counted(str):
+        compared = 0
+
+        def __lt__(self, other):
+            Counted.compared += 1
+            return str(self) < str(other)
+
+        def startswith(self, *arguments):
+            Counted.compared += 1
+            return super().startswith(*arguments)
+
+        def __len__(self):
+            Counted.compared += 1
+            return super().__len__()
+
+        __hash__ = str.__hash__
+
+    watcher = StopStrings([Counted(f"stop {n:04}") for n in range(5_000)])
+    Counted.compared = 0
+    shown = [watcher.add(piece) for piece in ["some text, s", "top", " it, stop 049", "9", "9"]]
+    assert (shown, watcher.matched) == (["some text, ", "", "stop it, ", "", ""], "stop 0499")
+    assert 0 < Counted.compared < 1_000
+
+
 @given(st.text("ab", max_size=8), st.text("ab", min_size=1, max_size=5))
 def test_overlap_is_the_longest_beginning_at_the_end(text, mark):
     lengths = [n for n in range(len(mark)) if text.endswith(mark[:n])]

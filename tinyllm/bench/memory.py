@@ -1,14 +1,15 @@
-"""Bytes that a test takes and reads, from the config alone. No mlx."""
+"""Bytes that a test takes and reads, from the config alone."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tinyllm import hardware
 from tinyllm.bench.workload import Workload
 from tinyllm.config.config import Config
+from tinyllm.engine.device_memory import device_memory
 from tinyllm.engine.plan import make_plan
 from tinyllm.kv.kinds import layer_kinds
+from tinyllm.model.load import on_cpu
 
 __all__ = ["check_memory", "kv_bytes_per_token", "kv_bytes_read"]
 
@@ -43,12 +44,12 @@ def check_memory(
     chunk: int,
     kv_bits: int | None = None,
 ) -> None:
-    """Raise DoesNotFitError, naming the test and what would fit, if one needs more than this machine has free.
+    """Raise DoesNotFitError, naming the test and what would fit, if one needs more than the device has free.
 
     `chunk` is how many tokens of a prompt the engine reads in one step. Raises ContextLengthError for more positions
     than the model has.
     """
-    available = hardware.available_memory()
+    available = device_memory().available
     for workload in workloads:
         make_plan(
             config,
@@ -59,6 +60,6 @@ def check_memory(
             kv_bits=kv_bits,
             batch=workload.batch,
             prefill_chunk=chunk,
-            fused_attention=hardware.has_gpu_backend(),
+            fused_attention=not on_cpu(),
             name=f"{workload.label} on {name}",
         )

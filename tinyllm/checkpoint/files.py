@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 from tinyllm.checkpoint.gguf_header import is_gguf
-from tinyllm.config.reader import read_json_object
-from tinyllm.errors import CheckpointError, MissingFileError, TokenizerError, UnsafePathError
+from tinyllm.config.reader import check_link, is_there, read_json_object
+from tinyllm.errors import CheckpointError, ConfigError, MissingFileError, TokenizerError, UnsafePathError
+
+logger = logging.getLogger("tinyllm")
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -25,26 +28,15 @@ class WeightFiles:
 
 
 def checked_file(folder: Path, name: str) -> Path:
-    """Return `folder`/`name` if it is inside the folder; raises UnsafePathError before anything is opened.
+    """Return `folder`/`name`, a name that a file of the model gives; nothing is opened.
 
-    A link may lead out of the folder in one case only: as the hub's cache has it, where snapshots/REVISION/NAME
-    links to blobs/HASH of the same repository; so does a NAME in a folder below REVISION.
+    Raises UnsafePathError for a name that leads out of the folder, and as `check_link`.
     """
     if not name or Path(name).is_absolute() or ".." in Path(name).parts or "\\" in name:
         raise UnsafePathError(f"{folder}: the file name {name!r} leads out of the folder, and is not followed")
     path = folder / name
-    try:
-        real, home = path.resolve(), folder.resolve()
-    except (OSError, ValueError, RuntimeError):  # a link that leads to itself, a name that no file can have
-        raise UnsafePathError(f"{folder}: the file name {name!r} leads nowhere, and is not followed") from None
-    if real.is_relative_to(home) or _is_hub_blob(real, home):
-        return path
-    raise UnsafePathError(f"{path}: a link that leads out of the folder, and is not followed")
-
-
-def _is_hub_blob(real: Path, home: Path) -> bool:
-    snapshots = (folder.parent for folder in (home, home.parent) if folder.parent.name == "snapshots")
-    return any(real.parent == folder.parent / "blobs" for folder in snapshots)
+    check_link(path)
+    return path
 
 
 def find_weight_files(folder: Path) -> WeightFiles:
@@ -71,7 +63,7 @@ def find_weight_files(folder: Path) -> WeightFiles:
 
 def check_tokenizer(folder: Path) -> None:
     """Raise TokenizerError where there is no tokenizer.json, nor a GGUF file that holds its own."""
-    if is_gguf(folder) or (folder / "tokenizer.json").exists():
+    if is_gguf(folder) or is_there(folder / "tokenizer.json"):
         return
     others = [name for name in _OTHER_TOKENIZERS if (folder / name).exists()]
     hint = f", only {' and '.join(others)}, which tinyllm does not read" if others else ""
@@ -79,10 +71,13 @@ def check_tokenizer(folder: Path) -> None:
 
 
 def _from_index(folder: Path) -> WeightFiles:
-    index = read_json_object(checked_file(folder, INDEX), _MAX_INDEX_BYTES)
-    weight_map = index.get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise CheckpointError(f"{folder / INDEX}: has no weight_map from tensor names to file names")
+    try:
+        weight_map = _read_weight_map(folder)
+    except (CheckpointError, ConfigError) as error:
+        if isinstance(error, UnsafePathError) or not _exists(folder / SINGLE):
+            raise
+        logger.warning("%s (%s is read instead)", error, SINGLE)
+        return WeightFiles((checked_file(folder, SINGLE),))
     names = sorted(set(weight_map.values()))
     paths = {name: checked_file(folder, name) for name in names}
     absent = tuple(name for name in names if not _exists(paths[name]))
@@ -93,6 +88,13 @@ def _from_index(folder: Path) -> WeightFiles:
     raise MissingFileError(
         f"{folder}: the index names files that are not there: {', '.join(absent)}; download the model again"
     )
+
+
+def _read_weight_map(folder: Path) -> dict[str, str]:
+    weight_map = read_json_object(checked_file(folder, INDEX), _MAX_INDEX_BYTES).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise CheckpointError(f"{folder / INDEX}: has no weight_map from tensor names to file names")
+    return weight_map
 
 
 def _exists(path: Path) -> bool:

@@ -55,6 +55,11 @@ _TYPES: Mapping[int, GgmlType] = {
     )
 }  # fmt: skip
 
+_UNREAD = {
+    9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 31: "Q4_0_4_4",
+    32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8", 40: "NVFP4",
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class GgufTensor:
@@ -233,8 +238,9 @@ class _Reader:
     ) -> GgufTensor:
         kind = _TYPES.get(number)
         if kind is None:
+            unread = _UNREAD.get(number, number)
             raise UnsupportedQuantizationError(
-                f"{self._path}: the tensor {name!r} is of type {number}, which tinyllm does not read"
+                f"{self._path}: the tensor {name!r} is of type {unread}, which tinyllm does not read"
                 f" ({', '.join(kind.name for kind in _TYPES.values())})"
             )
         elements = math.prod(shape)

@@ -118,7 +118,14 @@ NoWiredLimit = Annotated[
     bool, typer.Option("--no-wired-limit", help="Do not have Metal keep the model's memory resident.")
 ]
 Eager = Annotated[bool, typer.Option("--eager", help="Do not compile decode steps.")]
-Dtype = Annotated[str | None, typer.Option(metavar="TYPE", help="Compute in float32, float16 or bfloat16.")]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TYPE",
+        help="Compute in float32, float16 or bfloat16. Default: float32 on a CPU; on a GPU the model's own, with"
+        " bfloat16 in place of float16.",
+    ),
+]
 Device = Annotated[str | None, typer.Option(metavar="DEVICE", help="Compute on cpu or gpu.")]
 Offline = Annotated[bool, typer.Option("--offline", help="Make no connection at all.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.")]

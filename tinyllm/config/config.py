@@ -14,6 +14,7 @@ from tinyllm.config.families.wrappers import WRAPPERS, Wrapper
 from tinyllm.config.family import Family
 from tinyllm.config.inert import GENERATION, HARMLESS, INERT
 from tinyllm.config.layers import (
+    AttentionConfig,
     DualConfig,
     LayerConfig,
     LayerInputs,
@@ -27,6 +28,7 @@ from tinyllm.config.layers import (
 from tinyllm.config.names import Target, canonical_modules, canonical_name, layer_number, targets
 from tinyllm.config.native import NATIVE, read_native
 from tinyllm.config.quantization import QuantizationConfig, read_quantization
+from tinyllm.config.reach import Window
 from tinyllm.config.reader import ConfigReader, Key, read_json_object
 from tinyllm.errors import ConfigError, UnsupportedModelError
 
@@ -117,6 +119,33 @@ class Config:
                 return expert.activation
             case DualConfig(dense=dense):
                 return dense.activation
+
+    @property
+    def sliding_window(self) -> int | None:
+        """How many positions layers with a sliding window see; None if no layer has one."""
+        reaches = (layer.attention.reach for layer in self.layers if isinstance(layer.attention, AttentionConfig))
+        return next((reach.size for reach in reaches if isinstance(reach, Window)), None)
+
+    @property
+    def num_experts(self) -> int | None:
+        """How many experts the layers that have some have; None if no layer has any."""
+        return None if (moe := self._first_moe) is None else moe.router.num_experts
+
+    @property
+    def num_experts_per_tok(self) -> int | None:
+        """How many experts each token goes through; None if no layer has any."""
+        return None if (moe := self._first_moe) is None else moe.router.top_k
+
+    @property
+    def moe_intermediate_size(self) -> int | None:
+        """The width of an expert; None if no layer has any."""
+        return None if (moe := self._first_moe) is None else moe.expert.intermediate_size
+
+    @property
+    def _first_moe(self) -> MoeConfig | None:
+        networks = (layer.feed_forward for layer in self.layers)
+        found = (network.experts if isinstance(network, DualConfig) else network for network in networks)
+        return next((network for network in found if isinstance(network, MoeConfig)), None)
 
     def is_moe_layer(self, i: int) -> bool:
         """Whether layer `i` routes its tokens to experts."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tinyllm.config.config import read_token_ids
-from tinyllm.config.reader import ConfigReader, Key, read_json_object
+from tinyllm.config.reader import ConfigReader, Key, is_there, read_json_object
 
 FILE = "generation_config.json"
 _DRAWING = (
@@ -33,7 +33,7 @@ class GenerationConfig:
     def from_folder(cls, folder: Path) -> GenerationConfig:
         """Read the file of a checkpoint; one that is absent says nothing. Raises ConfigError for a malformed one."""
         path = folder / FILE
-        if folder.is_file() or not path.exists():
+        if folder.is_file() or not is_there(path):
             return cls()
         reader = ConfigReader(read_json_object(path), str(path))
         return cls(eos_token_ids=read_token_ids(reader, "eos_token_id"), sampling=_read_sampling(reader))

@@ -40,6 +40,11 @@ def layer_number(name: str) -> int | None:
     return None if found is None else int(found[1])
 
 
+def module_of(prefix: str, name: str) -> str:
+    """Return the module `name` of the layer `prefix` ("model.layers.0"), or `prefix` if it is a module's name."""
+    return f"{prefix}.{name}" if prefix.rpartition(".")[2].isdigit() else prefix
+
+
 def canonical_name(name: str, family: Family, wrapper: Wrapper | None) -> str | None:
     """Rename a tensor or module; None where it is of another part than the text model."""
     if wrapper is not None:

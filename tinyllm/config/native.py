@@ -146,7 +146,7 @@ def _read(reader: ConfigReader, cls: type) -> Any:
     """Read one object as a frozen dataclass, each of its fields checked, and then all together."""
     made = cls(**_fields(reader, cls))
     check(reader, made)
-    reader.finish()
+    reader.finish(strict=True)
     return made
 
 

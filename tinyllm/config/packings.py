@@ -122,7 +122,7 @@ def _gptq(reader: ConfigReader) -> Stored:
     offsets = {"gptq": 1, "gptq_v2": 0}
     if layout not in offsets:
         raise _refused(reader, f"checkpoint_format = {brief(layout)}")
-    _only(reader, {"is_marlin_format": (False, None), "dynamic": ({}, None)})
+    _only(reader, {"is_marlin_format": (False, None), "dynamic": ({}, None), "method": ("gptq", None)})
     _only(reader, {"pack_dtype": ("int32", None), "lm_head": (True, False, None)})
     reader.discard(_GPTQ_INERT)
     return Stored(Gptq(bits, group, offsets[layout]), f"gptq-{bits}", _affine(bits, group))
@@ -134,6 +134,7 @@ def _awq(reader: ConfigReader) -> Stored:
     version = reader.read(Key("version", str, "gemm", nullable=True, also=("format",))) or "gemm"
     if version.lower() != "gemm":
         raise _refused(reader, f"version = {brief(version)}")
+    _only(reader, {"method": ("awq", None), "checkpoint_format": ("gemm", None)})
     _only(reader, {"zero_point": (True,), "pack_dtype": ("int32", None), "lm_head": (True, False, None)})
     reader.discard(_AWQ_INERT | _GPTQ_INERT)
     return Stored(Awq(group), f"awq-{bits}", _affine(bits, group))

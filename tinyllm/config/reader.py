@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -10,12 +11,38 @@ from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
 
-from tinyllm.errors import ConfigError, MissingKeyError, ModelNotFoundError, UnknownKeyError, UnsupportedModelError
+from tinyllm.errors import (
+    ConfigError,
+    MissingKeyError,
+    ModelNotFoundError,
+    UnknownKeyError,
+    UnsafePathError,
+    UnsupportedModelError,
+)
 
 MAX_CONFIG_BYTES = 16 << 20
 REQUIRED: Any = object()
 # Larger numbers are not meant: MLX counts in 32 bits, and float32 ends at 3e38.
 _LIMITS: Mapping[type, float] = {int: 2**31 - 1, float: 1e30}
+
+
+_METADATA = re.compile(
+    r"dropout|_pdrop$|_drop$|initializer|init_std$|(^|_)loss(_|$)|(^|_)version$|(^|_)date$|(^|_)path$"
+    r"|^(transformers|unsloth|tokenizer|wandb|gradient|quantized_by)"
+)
+_FACTORS = re.compile(r"factor|scale$|scaling$|multiplier$")
+
+
+def _is_off(name: str, value: Any) -> bool:
+    """Whether a value means that something is not used: null, false, zero, nothing, or a factor of one.
+
+    The name of a module ("model.layers.0.mlp") is no key of that kind.
+    """
+    if "." in name:
+        return False
+    if _FACTORS.search(name) and value in (1, None) and value is not True:
+        return True
+    return value is None or value is False or value in ("", [], {}) or (value == 0 and not _FACTORS.search(name))
 
 
 @dataclass(frozen=True)
@@ -35,17 +62,51 @@ class Key:
     also: tuple[str, ...] = ()
 
 
+def check_link(path: Path) -> None:
+    """Raise UnsafePathError for a link that leads out of a download; in other folders links are the user's to make.
+
+    In the hub's cache snapshots/REVISION/NAME, or a NAME in a folder below it, links to blobs/HASH of the same
+    repository.
+    """
+    try:
+        real, home = path.resolve(), path.parent.resolve()
+    except (OSError, ValueError, RuntimeError):  # a link that leads to itself, a name that no file can have
+        raise UnsafePathError(
+            f"{path.parent}: the file name {path.name!r} leads nowhere, and is not followed"
+        ) from None
+    named = path.parent.absolute()
+    folders = (folder for each in (named, home) for folder in (each, *each.parents))
+    snapshot = next((folder.resolve() for folder in folders if folder.parent.name == "snapshots"), None)
+    if snapshot is None or real.is_relative_to(snapshot) or real.parent == snapshot.parents[1] / "blobs":
+        return
+    raise UnsafePathError(f"{path}: a link that leads out of the folder, and is not followed")
+
+
+def is_there(path: Path) -> bool:
+    """Whether a model has this file.
+
+    Raises ConfigError for something else of that name, which would otherwise count as absent, and as `check_link`.
+    """
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise ConfigError(f"{path}: not readable: {error.strerror}") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise ConfigError(f"{path}: not a file")
+    check_link(path)
+    return True
+
+
 def read_json_object(path: Path, limit: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
     """Read the JSON object in `path`; ConfigError names the file when it is something else, or over `limit` bytes."""
     try:
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise ConfigError(f"{path}: not a file")
-        if status.st_size > limit:
+        if not is_there(path):
+            raise ModelNotFoundError(f"{path}: there is no such file")
+        if path.stat().st_size > limit:
             raise ConfigError(f"{path}: larger than {limit >> 20} MB, which no model's configuration is")
         value = parse_json(path.read_bytes())
-    except FileNotFoundError:
-        raise ModelNotFoundError(f"{path}: there is no such file") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: not readable as JSON: {error}") from error
     if not isinstance(value, dict):
@@ -166,10 +227,20 @@ class ConfigReader:
                     UnsupportedModelError, f"{name} = {brief(self.values[name])} is not computed by tinyllm"
                 )
 
-    def finish(self) -> None:
-        """Raise UnknownKeyError, naming each, if any key was neither read nor discarded."""
-        if self._unread:
-            pairs = ", ".join(f"{name} = {brief(self.values[name])}" for name in sorted(self._unread))
+    def finish(self, *, strict: bool = False) -> None:
+        """Raise UnknownKeyError, naming each, if any key was neither read nor discarded.
+
+        Keys about origins, tools and training have no effect. Nor does an unknown key at a value that switches
+        something off: what the reference's code of a family reads is known to its row (scripts/reference_keys.py).
+        `strict` takes every unknown key for a mistake.
+        """
+        unknown = sorted(
+            name
+            for name in self._unread
+            if strict or not (name.startswith("_") or _METADATA.search(name) or _is_off(name, self.values[name]))
+        )
+        if unknown:
+            pairs = ", ".join(f"{name} = {brief(self.values[name])}" for name in unknown)
             raise self.fail(
                 UnknownKeyError,
                 f"tinyllm does not know what this asks for, and will not guess: {pairs}",

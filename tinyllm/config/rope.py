@@ -101,6 +101,14 @@ _ORIGINAL = "original_max_position_embeddings"
 _NEW = "rope_parameters"
 
 
+def _read_original(reader: ConfigReader, default: int | None) -> Any:
+    """Read the original length, which some files write as 4096.0."""
+    found = reader.read(Key(_ORIGINAL, float, default, nullable=default is None, minimum=1, maximum=2**31 - 1))
+    if found is not None and found != int(found):
+        raise reader.fail(ConfigError, f"{_ORIGINAL!r} must be a whole number, not {found}")
+    return None if found is None else int(found)
+
+
 def _read_linear(reader: ConfigReader, max_positions: int) -> LinearScaling:
     return LinearScaling(factor=reader.read(_FACTOR))
 
@@ -114,12 +122,12 @@ def _read_llama3(reader: ConfigReader, max_positions: int) -> Llama3Scaling:
         factor=reader.read(_FACTOR),
         low_freq_factor=low,
         high_freq_factor=high,
-        original_max_position_embeddings=reader.read(Key(_ORIGINAL, int, max_positions, minimum=1)),
+        original_max_position_embeddings=_read_original(reader, max_positions),
     )
 
 
 def _read_yarn(reader: ConfigReader, max_positions: int) -> YarnScaling:
-    original = reader.read(Key(_ORIGINAL, int, max_positions, minimum=1))
+    original = _read_original(reader, max_positions)
     factor = reader.read(Key("factor", float, nullable=True, minimum=1))
     return YarnScaling(
         factor=max_positions / original if factor is None else factor,
@@ -145,7 +153,15 @@ _SCALINGS: Mapping[str, Callable[[ConfigReader, int], RopeScaling]] = {
     "dynamic": _read_dynamic,
 }
 _PROPORTIONAL = "proportional"
-_LONGROPE = ("longrope", "su")  # "su" is what the first checkpoints called it
+_LONGROPE = "longrope"
+_SAME = {"su": _LONGROPE, "mrope": "default"}  # older names; of the sections of mrope, text has one
+_IDLE = frozenset({"attn_factor", "extrapolation_factor", "finetuned", "mrope_section", "mrope_interleaved"})
+_OF_SCHEMES = frozenset(
+    """
+    attention_factor beta_fast beta_slow high_freq_factor long_factor long_mscale low_freq_factor mscale
+    mscale_all_dim original_max_position_embeddings short_factor short_mscale truncate
+    """.split()
+)
 
 
 @dataclass(frozen=True)
@@ -256,6 +272,7 @@ def _read_layers(
 
 def _read_one(reader: ConfigReader, defaults: _Defaults) -> RopeConfig:
     old, new = (reader.read(Key(name, str, None, nullable=True)) for name in ("type", "rope_type"))
+    old, new = (_SAME.get(name or "", name) for name in (old, new))
     if old and new and old != new:
         raise reader.fail(ConfigError, f"'type' is {old!r}, but 'rope_type' is {new!r}")
     kind = new or old or "default"
@@ -273,7 +290,7 @@ def _read_one(reader: ConfigReader, defaults: _Defaults) -> RopeConfig:
         raise reader.fail(
             ConfigError, f"partial_rotary_factor {partial:g} of head_dim {defaults.head_dim} rotates {dims} elements"
         )
-    reader.discard(defaults.inert)
+    reader.discard(defaults.inert | _IDLE)
     alpha = reader.read(Key("alpha", float, None, nullable=True, minimum=0, maximum=1e6)) if defaults.alpha else None
     if kind == "dynamic" and dims == 2:
         raise reader.fail(ConfigError, "RoPE of type 'dynamic' needs more than one pair to rotate")
@@ -287,21 +304,22 @@ def _read_one(reader: ConfigReader, defaults: _Defaults) -> RopeConfig:
     elif kind == _PROPORTIONAL:
         pairs = int(partial * defaults.head_dim // 2)
         scaling = ProportionalScaling(pairs, factor=reader.read(Key("factor", float, 1.0, minimum=1)))
-    elif kind in _LONGROPE:
+    elif kind == _LONGROPE:
         scaling = _read_longrope(reader, defaults, dims // 2)
     elif kind in _SCALINGS:
         scaling = _SCALINGS[kind](reader, defaults.max_positions)
     else:
-        known = ", ".join(["default", *_SCALINGS, _LONGROPE[0], _PROPORTIONAL])
+        known = ", ".join(["default", *_SCALINGS, _LONGROPE, _PROPORTIONAL])
         raise reader.fail(
             UnsupportedModelError, f"RoPE of type {kind!r} is not computed by tinyllm (it knows {known})"
         )
+    reader.discard(_OF_SCHEMES)  # of the others
     reader.finish()
     return RopeConfig(dims=dims, theta=theta, scaling=scaling, interleaved=defaults.interleaved)
 
 
 def _read_longrope(reader: ConfigReader, defaults: _Defaults, pairs: int) -> LongRopeScaling:
-    inside = reader.read(Key(_ORIGINAL, int, None, nullable=True, minimum=1))
+    inside = _read_original(reader, None)
     original = inside if defaults.original is None else defaults.original  # in Phi-3 what stands outside comes first
     if original is None:
         raise reader.fail(MissingKeyError, f"the key {_ORIGINAL!r} is absent, and longrope needs it")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Literal
 
-from tinyllm._mx import mx
 from tinyllm.engine.compiler import Compiler
 from tinyllm.engine.memory import DenseMemory, PagedMemory
 from tinyllm.engine.plan import MemoryPlan
@@ -25,6 +25,10 @@ MAX_ROWS = 8
 KvMode = Literal["paged", "dense"]
 
 
+def _nothing() -> None:
+    """Nothing to release."""
+
+
 @dataclass
 class _Progress:
     """A request on its way: what its prompt took, and how many of its tokens were found computed already."""
@@ -40,8 +44,8 @@ class Engine:
     `prefill_chunk` is how many tokens of a prompt one step takes. With `kv` "paged", keys and values are in pools of
     pages of `page_size` tokens, of which each layer kind has at most `ceilings`; prefixes are shared (unless not
     `share`), and the decode step is `compiled` (or not). With "dense" each request has its own buffers and forwards.
-    With `kv_bits`, 8 or 4, keys and values are packed. A `plan` says what there is of memory, ceilings included, and
-    Metal keeps that resident where it is `wired`.
+    With `kv_bits`, 8 or 4, keys and values are packed. A `plan` says how much memory there is, ceilings included;
+    `release` is called when the engine is closed or collected.
     """
 
     def __init__(
@@ -57,7 +61,7 @@ class Engine:
         ceilings: tuple[int, ...] | None = None,
         share: bool = True,
         plan: MemoryPlan | None = None,
-        wired: bool = True,
+        release: Callable[[], None] = _nothing,
     ) -> None:
         self.model = model
         self.plan = plan
@@ -74,9 +78,8 @@ class Engine:
         )
         most = model.config.max_position_embeddings if plan is None else plan.context
         self.context = min(most, self.scheduler.capacity + 1)
-        self._wired_before: int | None = None
-        if plan is not None and wired and mx.metal.is_available():
-            self._wired_before = mx.set_wired_limit(_wired_limit(plan))
+        # Also for an engine that nobody closes.
+        self._release = weakref.finalize(self, release)
         self.compiler = compiler = Compiler(wanted=compiled)
         self._memory = (
             DenseMemory(model, compiler, kv_bits) if kv == "dense" else PagedMemory(model, self.pools, compiler)
@@ -128,10 +131,8 @@ class Engine:
         self.pools.reset()
 
     def close(self) -> None:
-        """Give Metal back the limit that it had; the engine must not be used any more."""
-        if self._wired_before is not None:
-            mx.set_wired_limit(self._wired_before)
-            self._wired_before = None
+        """End what the engine was given memory limits for; it must not be used any more. Twice is no error."""
+        self._release()
 
     def step(self) -> list[Output]:
         """Do a bounded piece of work: a chunk of a prompt, and a token of each answer. Returns the news."""
@@ -286,9 +287,3 @@ class Engine:
                 f"token id {highest if highest >= vocab else min(request.prompt_ids)} has no embedding:"
                 f" the model has {vocab:,} rows, so the tokenizer is not this model's"
             )
-
-
-def _wired_limit(plan: MemoryPlan) -> int:
-    """What the plan wants resident, as far as Metal lets a process have it."""
-    most = mx.device_info().get("max_recommended_working_set_size", plan.wired_bytes)
-    return min(plan.wired_bytes, int(most))

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from hashlib import sha256
 
-from tinyllm import hardware
 from tinyllm._mx import mx
 from tinyllm.checkpoint.contents import Contents
+from tinyllm.engine.device_memory import LIMITS, device_memory
 from tinyllm.engine.engine import MAX_ROWS, PREFILL_CHUNK, Engine, KvMode
 from tinyllm.engine.plan import MemoryPlan, make_plan
 from tinyllm.engine.request import Request
@@ -30,8 +30,8 @@ class EngineSettings:
 
     Up to `batch` requests run at once, by default `MAX_ROWS`. `kv_budget` is the most that the KV cache may take, in
     bytes or as a share of what is left; `max_context` the most tokens of a request: where it is given, as many as
-    `batch` such requests must fit. `wired` has Metal keep the model's memory resident while it runs. The rest is as
-    `Engine`, `ModelFeatures` and `load_model` have it.
+    `batch` such requests must fit. With `wired`, the memory of a model that needs most of a Mac's is kept resident
+    while it runs. The rest is as `Engine`, `ModelFeatures` and `load_model` have it.
     """
 
     batch: int | None = None
@@ -70,17 +70,22 @@ def load_engine(contents: Contents, settings: EngineSettings | None = None) -> E
     settings = settings or EngineSettings()
     opened = open_model(contents, _features(settings), dtype=settings.dtype)
     plan = plan_memory(opened, settings, name=contents.path.name)
-    engine = Engine(
-        opened.load(),
-        kv=settings.kv,
-        kv_bits=settings.kv_bits,
-        compiled=settings.compiled,
-        max_rows=settings.batch or MAX_ROWS,
-        share=settings.share,
-        plan=plan,
-        wired=settings.wired,
-    )
-    _warm_up(engine)
+    release = LIMITS.take(plan, wired=settings.wired)
+    try:
+        engine = Engine(
+            opened.load(),
+            kv=settings.kv,
+            kv_bits=settings.kv_bits,
+            compiled=settings.compiled,
+            max_rows=settings.batch or MAX_ROWS,
+            share=settings.share,
+            plan=plan,
+            release=release,
+        )
+        _warm_up(engine)
+    except BaseException:
+        release()
+        raise
     return engine
 
 
@@ -107,15 +112,11 @@ def _features(settings: EngineSettings) -> ModelFeatures:
 
 def plan_memory(opened: OpenedModel, settings: EngineSettings, *, name: str, beside: int = 0) -> MemoryPlan:
     """Plan what a model takes on the default device, from what is free there now, less `beside` bytes of it."""
-    available = hardware.available_memory()
-    if not on_cpu():
-        working_set = mx.device_info().get("max_recommended_working_set_size")
-        available = available if working_set is None else min(available, int(working_set))
     return make_plan(
         opened.config,
         weight_bytes=opened.weights.memory_bytes,
         itemsize=opened.dtype.size,
-        available_bytes=max(0, available - beside),
+        available_bytes=max(0, device_memory().available - beside),
         kv_budget=settings.kv_budget,
         max_context=settings.max_context,
         kv_bits=settings.kv_bits,

@@ -14,6 +14,7 @@ from typing import TypeVar, cast
 from tinyllm._mx import mx
 from tinyllm.engine.engine import Engine
 from tinyllm.engine.request import Output, Request
+from tinyllm.malloc import return_freed_memory
 
 T = TypeVar("T")
 _Command = Callable[["_Loop"], None]
@@ -154,6 +155,7 @@ class _Loop:
         # order that can end the process with std::terminate.
         mx.clear_streams()
         mx.clear_cache()
+        return_freed_memory()
 
     def _serve(self) -> None:
         while self._obey():

@@ -79,7 +79,7 @@ class TinyKvPagedPool:
     def make_room(self, like: Sequence[mx.array]) -> None:
         """Let the arrays hold every page that was handed out, for new ones `like` these (1, heads, _, head_dim).
 
-        One array at a time is copied, and waited for.
+        One array at a time is copied, and waited for; what it was copied from does not stay in MLX's cache.
         """
         needed = self.manager.touched[self.kind]
         if needed <= self.pages:
@@ -96,6 +96,8 @@ class TinyKvPagedPool:
                 else:
                     arrays.append(room)
                 mx.eval(arrays[n])
+                del room
+                mx.clear_cache()
 
     def copy_page(self, source: int, target: int) -> None:
         """Give page `target`, in every layer, what page `source` holds, and wait for it."""

@@ -87,8 +87,12 @@ class Attention:
 
 
 def own_mask(mask: Mask) -> mx.array | None:
-    """Return the mask that takes the place of the cache's own, which is causal."""
-    return None if isinstance(mask, str) else mask
+    """Return the mask that takes the place of the causal one. Raises ValueError for another name."""
+    if isinstance(mask, str):
+        if mask != "causal":
+            raise ValueError(f'a mask is None, "causal" or an array, not {mask!r}')
+        return None
+    return mask
 
 
 def by_heads(x: mx.array, head_dim: int) -> mx.array:

@@ -33,10 +33,20 @@ from tinyllm.ops.rope import Offset
 
 
 class TransformerBlock:
-    """One pre-norm layer: norm, attention, add; norm, feed-forward, add."""
+    """One pre-norm layer: norm, attention, add; norm, feed-forward, add.
+
+    For a layer whose config has its norms elsewhere, or scales its branches, `TransformerBlock(...)` makes a block of
+    the class below that computes this. Raises UnsupportedModelError if no block computes it.
+    """
 
     input_layernorm: Norm
     post_attention_layernorm: Norm
+
+    def __new__(
+        cls, layer_idx: int, config: Config, weights: WeightStore, features: ModelFeatures
+    ) -> TransformerBlock:
+        """Return a block of the class that the layer's config asks for."""
+        return super().__new__(block_of(config.layers[layer_idx]) if cls is TransformerBlock else cls)
 
     def __init__(self, layer_idx: int, config: Config, weights: WeightStore, features: ModelFeatures) -> None:
         prefix = f"model.layers.{layer_idx}"
@@ -146,11 +156,6 @@ _BLOCKS: dict[str, type[TransformerBlock]] = {
     "parallel": ParallelBlock,
 }
 _SCALED_BLOCKS: dict[str, type[TransformerBlock]] = {"pre": ScaledBlock, "sandwich": ScaledSandwichBlock}
-
-
-def make_block(layer_idx: int, config: Config, weights: WeightStore, features: ModelFeatures) -> TransformerBlock:
-    """Return the block of a layer, of the kind that its config asks for."""
-    return block_of(config.layers[layer_idx])(layer_idx, config, weights, features)
 
 
 def block_of(layer: LayerConfig) -> type[TransformerBlock]:

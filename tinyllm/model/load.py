@@ -10,6 +10,7 @@ from tinyllm.checkpoint.contents import Contents, read_contents
 from tinyllm.checkpoint.summary import expands_on_cpu
 from tinyllm.checkpoint.weights import WeightStore
 from tinyllm.config.config import Config
+from tinyllm.malloc import keep_freed_memory
 from tinyllm.model.transformer import ModelForCausalLM
 from tinyllm.ops.features import ModelFeatures
 
@@ -25,6 +26,8 @@ class OpenedModel:
 
     def load(self) -> ModelForCausalLM:
         """Read the weights."""
+        if on_cpu():
+            keep_freed_memory()
         model = ModelForCausalLM(self.config, self.weights, self.features)
         mx.clear_cache()  # what casting and joining left behind
         return model
@@ -46,8 +49,7 @@ def open_model(
 ) -> OpenedModel:
     """Check a checkpoint and decide its form, for a CPU or a GPU, by default this device.
 
-    `dtype` is what the network computes in; by default the stored one on a GPU and float32 on a CPU, where half
-    precision is both slow and rough. Raises CheckpointError.
+    `dtype` is the type to compute in; by default `default_dtype`. Raises CheckpointError.
     """
     store = WeightStore.of(contents)
     config = store.config
@@ -60,8 +62,14 @@ def open_model(
 
 
 def default_dtype(store: WeightStore, *, for_cpu: bool | None = None) -> mx.Dtype:
-    """Return the dtype to compute in on a CPU or a GPU, by default this device."""
-    return mx.float32 if (on_cpu() if for_cpu is None else for_cpu) else store.stored_dtype
+    """Return the dtype to compute in on a CPU or a GPU, by default this device.
+
+    On a CPU it is float32, since half precision is slow and rough there. On a GPU it is the stored one, but bfloat16
+    for float16, whose largest number, 65,504, is less than activations of Gemma and other models reach.
+    """
+    if on_cpu() if for_cpu is None else for_cpu:
+        return mx.float32
+    return mx.bfloat16 if store.stored_dtype == mx.float16 else store.stored_dtype
 
 
 def on_cpu() -> bool:

@@ -9,6 +9,7 @@ from tinyllm._mx import mx
 from tinyllm.checkpoint.weights import WeightStore
 from tinyllm.config.config import Config
 from tinyllm.config.layers import MLPConfig
+from tinyllm.config.names import module_of
 from tinyllm.errors import ConfigError
 from tinyllm.model.linear import Linear, Projections
 from tinyllm.ops.activation import ACTIVATIONS, clipped_swiglu, gated, swiglu, xielu
@@ -16,7 +17,7 @@ from tinyllm.ops.features import ModelFeatures
 
 
 class MLP:
-    """down(activation(gate(x)) * up(x)) of the layer that `prefix` ("model.layers.0.mlp") stands in."""
+    """down(activation(gate(x)) * up(x)) of the layer, or module, `prefix`."""
 
     def __init__(
         self,
@@ -30,6 +31,7 @@ class MLP:
         found = shape or config.layer_at(prefix).feed_forward
         if not isinstance(found, MLPConfig):
             raise ConfigError(f"{prefix} is a mixture of experts")
+        prefix = module_of(prefix, "mlp")
         self._gated = found.gated
         own = found.activation == "xielu"
         self._activate = read_xielu(f"{prefix}.act_fn", weights) if own else activation_of(found, features)

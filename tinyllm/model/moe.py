@@ -6,6 +6,7 @@ from tinyllm._mx import mx
 from tinyllm.checkpoint.weights import WeightStore
 from tinyllm.config.config import Config
 from tinyllm.config.layers import DualConfig, MoeConfig
+from tinyllm.config.names import module_of
 from tinyllm.config.tensors import DUAL_NORMS
 from tinyllm.errors import ConfigError
 from tinyllm.model.linear import Linear, expert_linear, linear, linear_of
@@ -18,7 +19,7 @@ _WORTH_SORTING = 64  # pairs of a token and an expert
 
 
 class Moe:
-    """The experts of the layer that `prefix` ("model.layers.0.mlp") stands in, and what they share."""
+    """The experts of the layer, or module, `prefix`, and what they share."""
 
     def __init__(
         self,
@@ -32,7 +33,7 @@ class Moe:
         found = shape or config.layer_at(prefix).feed_forward
         if not isinstance(found, MoeConfig):
             raise ConfigError(f"{prefix} has no experts")
-        shape = found
+        shape, prefix = found, module_of(prefix, "mlp")
         self._router = shape.router
         self._gate = Linear((f"{prefix}.gate",), weights, features)
         self._bias = None

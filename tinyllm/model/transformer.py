@@ -13,7 +13,7 @@ from tinyllm.kv.full import TinyKvFullCache
 from tinyllm.kv.kinds import layer_kinds
 from tinyllm.kv.paged import PAGE_SIZE
 from tinyllm.kv.pools import KvPools, PagedCaches
-from tinyllm.model.block import Tail, make_block
+from tinyllm.model.block import Tail, TransformerBlock
 from tinyllm.model.ends import Head, TokenEmbedding, TokenInputs
 from tinyllm.model.norm import make_norm
 from tinyllm.ops.features import ModelFeatures
@@ -33,7 +33,7 @@ class ModelForCausalLM:
         self.hidden_size = config.hidden_size
         self.vocab_size = config.vocab_size
         self.embedding = TokenEmbedding(config, weights, features)
-        self.layers = [make_block(i, config, weights, features) for i in range(config.num_hidden_layers)]
+        self.layers = [TransformerBlock(i, config, weights, features) for i in range(config.num_hidden_layers)]
         inputs = config.layer_inputs
         self._inputs = None if inputs is None else TokenInputs(inputs, config, weights, features)
         tailed = inputs is not None or any(layer.scalar for layer in config.layers)

@@ -222,7 +222,7 @@ def seen_by(query: mx.array, key: mx.array, reach: Reach | None) -> mx.array:
 def mask_of(spec: AttentionSpec, start: int, seq: int, first: int, *, own: mx.array | None, dtype: mx.Dtype) -> Mask:
     """Return what `seq` queries from position `start` on see of keys from position `first` on, up to their own.
 
-    The caller's `own` (seq, keys), True where seen, takes the place of causality and reach.
+    The caller's `own` (seq, keys), True where seen or added to scores, takes the place of causality and reach.
     """
     keys = start + seq - first
     if own is None and spec.bias is None:
@@ -232,6 +232,8 @@ def mask_of(spec: AttentionSpec, start: int, seq: int, first: int, *, own: mx.ar
             return "causal"
     query, key = mx.arange(start, start + seq)[:, None], mx.arange(first, first + keys)
     seen = seen_by(query, key, spec.reach) if own is None else own
+    if seen.dtype != mx.bool_:  # kernels take a mask in the type of the queries alone
+        seen = mx.maximum(seen, mx.finfo(dtype).min).astype(dtype)
     return seen if spec.bias is None else with_bias(spec.bias, query, key, seen, dtype)
 
 

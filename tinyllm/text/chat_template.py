@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinyllm.config.reader import read_json_object
+from tinyllm.config.reader import check_link, is_there, read_json_object
 from tinyllm.errors import ChatTemplateError
 from tinyllm.text.arguments import Arguments
 
@@ -206,11 +206,11 @@ def find_templates(path: Path, tokenizer_config: Mapping[str, Any]) -> dict[str,
 def has_template(folder: Path) -> bool:
     """Whether a checkpoint has any chat template, before anything else of it is read."""
     config = folder / "tokenizer_config.json"
-    return bool(find_templates(folder, read_json_object(config) if config.exists() else {}))
+    return bool(find_templates(folder, read_json_object(config) if is_there(config) else {}))
 
 
 def _from_files(path: Path) -> dict[str, str]:
-    files = {"default": path / "chat_template.jinja"} if (path / "chat_template.jinja").is_file() else {}
+    files = {"default": path / "chat_template.jinja"} if is_there(path / "chat_template.jinja") else {}
     files |= {file.stem: file for file in sorted((path / "additional_chat_templates").glob("*.jinja"))}
     return {name: _read(file) for name, file in files.items()}
 
@@ -228,7 +228,7 @@ def _from_config(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _from_legacy(file: Path) -> dict[str, str]:
-    if not file.is_file():
+    if not is_there(file):
         return {}
     try:
         return _from_config(json.loads(_read(file)))
@@ -237,6 +237,7 @@ def _from_legacy(file: Path) -> dict[str, str]:
 
 
 def _read(file: Path) -> str:
+    check_link(file)
     try:
         if file.stat().st_size > MAX_TEMPLATE_BYTES:
             raise ChatTemplateError(f"{file} is larger than {MAX_TEMPLATE_BYTES:,} bytes")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tinyllm.config.reader import is_there
 from tinyllm.errors import TokenizerError
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class SpecialTokens:
 
 def read_json_object(file: Path) -> dict[str, Any]:
     """The object in a JSON file, {} if there is no such file. Raises TokenizerError if it holds anything else."""
-    if not file.is_file():
+    if not is_there(file):
         return {}
     try:
         if file.stat().st_size > MAX_JSON_BYTES:

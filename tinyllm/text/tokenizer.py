@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tinyllm.checkpoint.contents import Contents
 from tinyllm.checkpoint.gguf_header import GgufHeader
 from tinyllm.checkpoint.gguf_tokenizer import read_tokenizer
+from tinyllm.config.reader import is_there
 from tinyllm.errors import ChatTemplateError, TokenizerError
 from tinyllm.text.chat_template import ChatTemplate, Message, chat_values, find_templates
 from tinyllm.text.detokenizer import Detokenizer, build_stages
@@ -323,7 +324,7 @@ def _load_backend(path: Path) -> Backend:
     from tokenizers import Tokenizer as Backend
 
     file = path / "tokenizer.json"
-    if not file.is_file():
+    if not is_there(file):
         others = [name for name in _OTHER_FORMATS if (path / name).is_file()]
         hint = f", only {' and '.join(others)}, which tinyllm does not read" if others else ""
         raise TokenizerError(f"{path} has no tokenizer.json{hint}; use a copy of the model that has one")

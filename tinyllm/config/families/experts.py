@@ -131,6 +131,7 @@ _QWEN3_MOE = Family(
         renormalise=Key("norm_topk_prob", bool, False),
     ),
     inert=_TRAINING,
+    refused={"use_qk_norm": lambda value: value is True},
     renames=_STACKED,
     splits=_SPLITS,
 )
@@ -146,6 +147,7 @@ def _every_other_before_max_window_layers(reader: ConfigReader, layers: int) -> 
 _QWEN2_MOE = replace(
     _QWEN3_MOE,
     model_type="qwen2_moe",
+    refused={},
     num_key_value_heads=keys.kv_heads(16),
     layer_types=listed(_every_other_before_max_window_layers),
     qkv_bias=Key("qkv_bias", bool, True),

@@ -85,7 +85,7 @@ _GPT2 = Family(
     norm="layer",
     norm_eps=Key("layer_norm_epsilon", float, 1e-5, minimum=0),
     norm_bias=True,
-    inert=_SUMMARY | {"n_ctx", "reorder_and_upcast_attn"},
+    inert=_SUMMARY | {"n_ctx", "predict_special_tokens", "reorder_and_upcast_attn"},
     renames=(_CONV1D, *_GPT2_NAMES),
     splits=(Split("self_attn.qkv_proj", stacked_qkv),),
     skipped=_MASKS,

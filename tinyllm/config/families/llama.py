@@ -317,8 +317,14 @@ _STARCODER2 = Family(
     norm="layer",
     norm_eps=keys.eps(1e-5, "norm_epsilon"),
     norm_bias=True,
-    inert=frozenset({"activation_function", "residual_dropout"}),
-    refused={"mlp_type": lambda value: value == "default", "norm_type": lambda value: value == "layer_norm"},
+    inert=frozenset(
+        "activation_function attention_softmax_in_fp32 layer_norm_epsilon scale_attention_softmax_in_fp32".split()
+    ),
+    refused={
+        "mlp_type": lambda value: value == "default",
+        "norm_type": lambda value: value == "layer_norm",
+        "scale_attn_weights": lambda value: value is True,
+    },
     renames=((r"\.mlp\.c_fc\b", ".mlp.up_proj"), (r"\.mlp\.c_proj\b", ".mlp.down_proj")),
 )
 _STABLELM = Family(
