@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypedDict, cast, overload
 
 from tinyllm._mx import mx
+from tinyllm.arguments import check_chat, check_limits, check_prompts, check_settings, stop_strings, token_ids
 from tinyllm.checkpoint.contents import Contents, read_contents
 from tinyllm.checkpoint.gguf_header import is_gguf
 from tinyllm.config.generation import FILE as GENERATION_CONFIG
@@ -162,6 +163,7 @@ class LLM:
         compiled: bool = True,
     ) -> None:
         started = perf_counter()
+        check_limits(kv_budget=kv_budget, batch=batch, max_context=max_context, kv_bits=kv_bits)
         self.path = Path(path)
         if not self.path.is_dir() and not is_gguf(self.path):
             raise ModelNotFoundError(f"{self.path}: there is no such folder, nor a GGUF file")
@@ -223,6 +225,7 @@ class LLM:
         values are those of `SamplingParams`; what is left out is as generation_config.json states it, else greedy.
         Without a `seed` one is drawn, for each answer.
         """
+        check_prompts(prompt)
         if not isinstance(prompt, str):
             return [self.generate(each, parse_special=parse_special, **settings) for each in prompt]
         bos = self.tokenizer.bos_id
@@ -261,11 +264,10 @@ class LLM:
         `template_args` are further variables of the template (`enable_thinking`, `tools`, ...). Raises
         ChatTemplateError if the model has no template or it rejects the messages. Otherwise as `generate`.
         """
-        if not messages:
-            raise UsageError("there is no message to answer")
-        if isinstance(messages[0], (list, tuple)):
+        if isinstance(messages, (list, tuple)) and messages and isinstance(messages[0], (list, tuple)):
             several = cast(Sequence[Conversation], messages)
             return [self.chat(each, template_args=template_args, **settings) for each in several]
+        check_chat(messages, template_args or {})
         conversation = cast(Conversation, messages)
         prompt_ids = self.tokenizer.encode_chat(conversation, **(template_args or {}))
         return self.answer(prompt_ids, tells_reasoning=True, **settings)
@@ -277,12 +279,14 @@ class LLM:
 
         With `tells_reasoning`, what the model marks as its thoughts is `Chunk.reasoning` and no part of the text.
         """
+        check_settings(settings, {**Sampling.__annotations__, **Settings.__annotations__})
+        prompt_ids = token_ids(prompt_ids)
         given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
         max_tokens, logprobs = given.pop("max_tokens", None), given.pop("logprobs", None)
-        stops = given.pop("stop", ())
+        stops = stop_strings(given.pop("stop", ()))
         text = TextStream(self.tokenizer, prompt_ids, stops=stops, tells_reasoning=tells_reasoning)
         values = {"seed": secrets.randbelow(MAX_SEED + 1), **self._defaults, **given}
-        request = Request(tuple(prompt_ids), max_tokens, self.stop_ids, SamplingParams(**values), logprobs)
+        request = Request(prompt_ids, max_tokens, self.stop_ids, SamplingParams(**values), logprobs)
         ticket = self._worker.submit(request)
         return Answer(ticket, self._chunks(ticket, text))
 

@@ -13,7 +13,7 @@ import typer
 from tinyllm.chat.figures import figures
 from tinyllm.chat.interrupt import cancelling
 from tinyllm.cli import console, options
-from tinyllm.cli.asking import Asking
+from tinyllm.cli.asking import Asking, check_not_blank
 from tinyllm.cli.prompt import read_prompt
 from tinyllm.cli.prompt_cache import PromptCache
 from tinyllm.errors import UsageError
@@ -94,7 +94,9 @@ def generate(
         loading = partial(load, cache, model, offline, running.arguments(batch=at_once))
         with_figures = console.on_terminal() if stats is None else stats
         if prompts is None:
-            _answer(read_prompt(prompt), asking, loading, cache, as_json=as_json, with_figures=with_figures)
+            text = read_prompt(prompt)
+            check_not_blank(text, raw=raw)
+            _answer(text, asking, loading, cache, as_json=as_json, with_figures=with_figures)
         else:
             from tinyllm.cli.batch import Plan, answer_file
 
