@@ -309,5 +309,6 @@ COMMANDS = (
 ALIASES: Mapping[str, tuple[str, ...]] = {"exit": ("quit", "bye"), "retry": ("regen",), "help": ("?",)}
 KEYS = (
     'Several lines: begin and end with """, or Alt-Enter. Ctrl-G: your editor.',
-    "Ctrl-C stops an answer, and clears a line; twice, or Ctrl-D, leaves. Ctrl-Z suspends.",
+    "Ctrl-C stops an answer, and clears a line; twice, or Ctrl-D, leaves.",
+    "Ctrl-Z suspends the chat: fg in the shell brings it back.",
 )

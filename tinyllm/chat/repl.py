@@ -113,8 +113,8 @@ class Repl:
         begun, reason, dropped = False, None, self.session.dropped
         try:
             answer, chunks = self.session.ask(message, instead=instead)
-            reply = self.screen.reply(len(answer.prompt_token_ids))
             with cancelling(answer):
+                reply = self.screen.reply(len(answer.prompt_token_ids))
                 try:
                     for chunk in chunks:
                         begun = begun or bool(chunk.text or chunk.reasoning)
