@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import subprocess
 import sys
 import weakref
@@ -19,7 +18,6 @@ from tinyllm.config.generation import GenerationConfig
 from tinyllm.engine.request import SamplingParams
 from tinyllm.errors import (
     ChatTemplateError,
-    ConfigError,
     ModelNotFoundError,
     TinyllmError,
     UnsafePathError,
@@ -113,12 +111,12 @@ def test_closing_gives_the_memory_back(scripted: Path) -> None:
 def test_a_dropped_llm_is_closed(scripted: Path) -> None:
     llm = LLM(scripted)
     answer = llm.generate("go")
-    first = next(answer).text
+    first = next(iter(answer)).text
     closed = weakref.ref(llm)
     thread = llm._worker._thread
     del llm
     assert closed() is not None, "an answer that is read keeps its engine"
-    assert first + answer.text() == ANSWER
+    assert answer.text() == ANSWER and ANSWER.startswith(first)
     del answer
     assert closed() is None
     assert not thread.is_alive()
@@ -216,11 +214,33 @@ def test_an_unknown_dtype_or_device_is_refused(scripted: Path, settings: dict[st
         LLM(scripted, **settings)
 
 
-def test_a_malformed_generation_config_is_told_by_name(tmp_path: Path) -> None:
+UNUSABLE: dict[str, tuple[str, str]] = {
+    "an id that is none": ('{"eos_token_id": "two"}', "eos_token_id"),
+    "a trailing comma": ('{"temperature": 0.5,}', "generation_config.json"),
+    "no object": ("[]", "generation_config.json"),
+    "top_p out of range": ('{"do_sample": true, "top_p": 1.5, "top_k": 3}', "top_p"),
+    "half a token": ('{"do_sample": true, "top_k": 2.5}', "top_k"),
+    "no_repeat_ngram_size": ('{"no_repeat_ngram_size": 3}', "asks for no_repeat_ngram_size = 3"),
+    "beams": ('{"num_beams": 4, "typical_p": 0.9}', "asks for num_beams = 4, typical_p = 0.9"),
+    "sequences": (
+        '{"bad_words_ids": [[5, 6]], "sequence_bias": [[[1, 2], -3.0]]}',
+        "bad_words_ids of several tokens",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNUSABLE)
+def test_what_cannot_be_used_of_a_generation_config_is_one_warning_and_the_model_runs(
+    case: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    content, told = UNUSABLE[case]
     folder = tiny.write_scripted_checkpoint(tmp_path, ANSWER)
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": "two"}))
-    with pytest.raises(ConfigError, match=r"generation_config\.json.*eos_token_id"):
-        LLM(folder)
+    (folder / "generation_config.json").write_text(content)
+    with LLM(folder) as llm:
+        assert llm.chat(USER, temperature=0).text() == ANSWER
+        assert "top_p" not in llm.sampling
+    [record] = caplog.records
+    assert told in record.message
 
 
 def test_generation_config_states_the_defaults_and_arguments_win(tmp_path: Path) -> None:
@@ -245,7 +265,8 @@ def test_generation_config_states_the_defaults_and_arguments_win(tmp_path: Path)
     ("stated", "temperature"),
     [
         ({"do_sample": False, "temperature": 0.6, "top_k": 5}, 0.0),
-        ({"do_sample": True}, 1.0),
+        ({"do_sample": True, "top_k": 0}, 1.0),
+        ({"do_sample": True, "top_k": -1, "temperature": None}, 1.0),
         ({"temperature": 0.6}, 0.6),
         ({"temperature": None, "top_p": None}, 0.0),
         ({}, 0.0),
@@ -260,11 +281,68 @@ def test_do_sample_false_means_greedy_and_true_a_temperature(
     assert sampling.top_k == 0
 
 
-def test_a_default_out_of_range_is_told_by_its_file(tmp_path: Path) -> None:
+def test_sampling_without_a_top_k_has_that_of_transformers(tmp_path: Path) -> None:
+    tiny.write_json(tmp_path / "generation_config.json", {"do_sample": True})
+    assert GenerationConfig.from_folder(tmp_path).sampling == {"temperature": 1.0, "top_k": 50}
+    tiny.write_json(tmp_path / "generation_config.json", {"do_sample": True, "top_k": 20.0, "temperature": 0.5})
+    assert GenerationConfig.from_folder(tmp_path).sampling == {"temperature": 0.5, "top_k": 20}
+
+
+def answer_with(tmp_path: Path, stated: dict[str, object], **settings: Any) -> tuple[list[int], str | None]:
+    """Return the ids of an answer under a generation_config.json, and why it ended."""
     folder = tiny.write_scripted_checkpoint(tmp_path, ANSWER)
-    tiny.write_json(folder / "generation_config.json", {"do_sample": True, "top_p": 1.5})
-    with pytest.raises(ConfigError, match=r"generation_config\.json.*top_p"):
-        LLM(folder)
+    tiny.write_json(folder / "generation_config.json", stated)
+    with LLM(folder) as llm:
+        chunks = list(llm.chat(USER, **settings))
+    return [i for chunk in chunks for i in chunk.token_ids], chunks[-1].finish_reason
+
+
+def test_limits_of_a_generation_config_hold_unless_a_caller_says_otherwise(tmp_path: Path) -> None:
+    whole, _ = answer_with(tmp_path / "a", {})
+    assert len(whole) > 3
+    assert answer_with(tmp_path / "b", {"max_new_tokens": 2}) == (whole[:2], "length")
+    assert answer_with(tmp_path / "c", {"max_new_tokens": 2}, max_tokens=3) == (whole[:3], "length")
+    folder = tmp_path / "b"
+    with LLM(folder) as llm:
+        prompt = len(llm.chat(USER, max_tokens=0).prompt_token_ids)
+    assert answer_with(tmp_path / "d", {"max_length": prompt + 3}) == (whole[:3], "length")
+    assert answer_with(tmp_path / "e", {"max_length": prompt}) == (whole, "stop")
+
+
+def test_tokens_that_a_generation_config_suppresses_are_not_chosen(tmp_path: Path) -> None:
+    whole, _ = answer_with(tmp_path / "a", {})
+    first = whole[0]
+    for name, stated in {
+        "b": {"suppress_tokens": [first]},
+        "c": {"begin_suppress_tokens": [first]},
+        "d": {"bad_words_ids": [[first]]},
+        "e": {"sequence_bias": [[[first], -100.0]]},
+    }.items():
+        ids, _ = answer_with(tmp_path / name, stated, max_tokens=5)
+        assert ids[0] != first, stated
+    ids, _ = answer_with(tmp_path / "f", {"suppress_tokens": [first]}, max_tokens=5, logit_bias={3: 0.5})
+    assert first not in ids
+
+
+@pytest.mark.parametrize("name", ["min_new_tokens", "min_length"])
+def test_an_answer_does_not_end_before_its_least_length(tmp_path: Path, name: str) -> None:
+    whole, reason = answer_with(tmp_path / "a", {})
+    assert reason == "stop"
+    with LLM(tmp_path / "a") as llm:
+        prompt = len(llm.chat(USER, max_tokens=0).prompt_token_ids)
+    least = len(whole) + 4
+    longer, _ = answer_with(
+        tmp_path / "b", {name: least if name == "min_new_tokens" else least + prompt}, max_tokens=least
+    )
+    assert len(longer) == least and longer[: len(whole) - 1] == whole[:-1]
+
+
+def test_a_stop_string_that_is_a_special_token_ends_an_answer(tmp_path: Path) -> None:
+    folder = tiny.write_scripted_checkpoint(tmp_path, f"ab{tiny.IM_START}cd", end=None)
+    with LLM(folder) as llm:
+        chunks = list(llm.chat(USER, stop=tiny.IM_START, max_tokens=40))
+    assert ("".join(chunk.text for chunk in chunks), chunks[-1].finish_reason) == ("ab", "stop")
+    assert chunks[-1].stop == tiny.IM_START
 
 
 @pytest.mark.parametrize(
@@ -358,3 +436,17 @@ def test_a_process_that_has_compiled_steps_ends_in_order(tmp_path: Path) -> None
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert "terminate" not in done.stderr
+
+
+def test_an_answer_is_a_value_that_can_be_read_as_often_as_one_likes(scripted: Path) -> None:
+    with LLM(scripted) as llm:
+        answer = llm.chat(USER)
+        assert "not finished" in repr(answer)
+        chunks = list(answer)
+        assert list(answer) == chunks
+        assert answer.text() == str(answer) == "".join(chunk.text for chunk in chunks) == ANSWER
+        assert (answer.finish_reason, answer.stop, answer.reasoning()) == ("stop", None, "")
+        assert answer.statistics is not None and answer.statistics.completion_tokens == len(chunks)
+        assert repr(answer) == f"<Answer {ANSWER!r}, stop>"
+        first, second = iter(llm.chat(USER)), iter(llm.chat(USER))
+        assert "".join(a.text + b.text for a, b in zip(first, second, strict=True)) != ""

@@ -5,7 +5,9 @@ The only place where text meets the engine. `LLM` may be used from several threa
 
 from __future__ import annotations
 
+import logging
 import secrets
+import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +21,6 @@ from tinyllm._mx import mx
 from tinyllm.arguments import check_chat, check_limits, check_prompts, check_settings, stop_strings, token_ids
 from tinyllm.checkpoint.contents import Contents, read_contents
 from tinyllm.checkpoint.gguf_header import is_gguf
-from tinyllm.config.generation import FILE as GENERATION_CONFIG
 from tinyllm.config.generation import GenerationConfig
 from tinyllm.engine.engine import Engine
 from tinyllm.engine.load import EngineSettings, load_engine
@@ -27,10 +28,12 @@ from tinyllm.engine.plan import MemoryPlan
 from tinyllm.engine.prefix_file import Fingerprint, load_prefix, save_prefix
 from tinyllm.engine.request import MAX_SEED, FinishReason, Output, Request, SamplingParams, TokenLogprobs
 from tinyllm.engine.worker import EngineWorker, Ticket
-from tinyllm.errors import BackendError, ConfigError, ModelNotFoundError, UsageError
+from tinyllm.errors import BackendError, ModelNotFoundError, UsageError
 from tinyllm.ops.features import ModelFeatures
 from tinyllm.text.stream import TextStream
 from tinyllm.text.tokenizer import Tokenizer
+
+logger = logging.getLogger("tinyllm")
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -113,23 +116,66 @@ class Chunk:
 
 
 class Answer:
-    """An answer as it is made: iterate over it for its chunks. One that nothing refers to any more is cancelled."""
+    """An answer: iterate over it for its chunks as they are made, as often as you like.
+
+    `text()`, `reasoning()`, `finish_reason`, `stop` and `statistics` wait for its end. An answer that nothing refers
+    to any more is cancelled.
+    """
 
     def __init__(self, ticket: Ticket, chunks: Iterator[Chunk]) -> None:
         self.prompt_token_ids = ticket.request.prompt_ids
         self._ticket = ticket
-        self._chunks = chunks
+        self._coming = chunks
+        self._chunks: list[Chunk] = []
+        self._lock = threading.Lock()
         weakref.finalize(self, ticket.cancel)  # an iterator that was never begun would not
 
     def __iter__(self) -> Iterator[Chunk]:
-        return self
+        taken = 0
+        while True:
+            with self._lock:
+                if taken == len(self._chunks):
+                    chunk = next(self._coming, None)
+                    if chunk is None:
+                        return
+                    self._chunks.append(chunk)
+            yield self._chunks[taken]
+            taken += 1
 
-    def __next__(self) -> Chunk:
-        return next(self._chunks)
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        text = "".join(chunk.text for chunk in self._chunks)
+        reason = self._chunks[-1].finish_reason if self._chunks else None
+        return f"<Answer {text!r}, {reason or 'not finished'}>"
 
     def text(self) -> str:
-        """Wait for the end, and return the text of all chunks that were not taken yet."""
+        """Return the text of all chunks, without the reasoning."""
         return "".join(chunk.text for chunk in self)
+
+    def reasoning(self) -> str:
+        """Return what the model thought before its answer, if it marks that."""
+        return "".join(chunk.reasoning for chunk in self)
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the answer ended: "stop", "length" or "cancelled"."""
+        return self._last.finish_reason
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that ended the answer, if one did."""
+        return self._last.stop
+
+    @property
+    def statistics(self) -> Statistics | None:
+        """What the answer took."""
+        return self._last.statistics
+
+    @property
+    def _last(self) -> Chunk:
+        return list(self)[-1]
 
     def cancel(self) -> None:
         """Let the engine forget the request; its last chunk then has the reason "cancelled"."""
@@ -170,9 +216,16 @@ class LLM:
         contents = read_contents(self.path)
         self.config = contents.config
         self.tokenizer = Tokenizer.of(contents)
-        generation = GenerationConfig.from_folder(self.path)
-        self.stop_ids = frozenset(self.config.eos_token_ids) | set(generation.eos_token_ids) | self.tokenizer.eos_ids
-        self._defaults = _checked_defaults(generation.sampling, self.path / GENERATION_CONFIG)
+        header = contents.header
+        self._generation = (
+            GenerationConfig.from_folder(self.path) if header is None else GenerationConfig.from_gguf(header.metadata)
+        )
+        ends = {*self.config.eos_token_ids, *self._generation.eos_token_ids, *self.tokenizer.eos_ids}
+        self.stop_ids = frozenset(ends)
+        self._defaults, problems = SamplingParams.usable(self._generation.sampling)
+        unusable = [f"{self.path}: {problem} (in {self._generation.source})" for problem in problems]
+        for problem in (*self._generation.problems, *unusable):
+            logger.warning("%s", problem)
         settings = EngineSettings(
             batch=batch,
             kv_budget=kv_budget,
@@ -191,7 +244,7 @@ class LLM:
 
     @property
     def sampling(self) -> Mapping[str, Any]:
-        """The sampling values that generation_config.json states, by their names in `SamplingParams`."""
+        """The sampling values that the model's makers state, by their names in `SamplingParams`."""
         return dict(self._defaults)
 
     @property
@@ -222,7 +275,7 @@ class LLM:
 
         Without `max_tokens` the answer ends where the model or the context ends; one of the `stop` strings ends it
         before. With `logprobs` N, chunks carry the log-probabilities of their tokens and of the N likeliest. Sampling
-        values are those of `SamplingParams`; what is left out is as generation_config.json states it, else greedy.
+        values are those of `SamplingParams`; what is left out is as the model's makers state it, else greedy.
         Without a `seed` one is drawn, for each answer.
         """
         check_prompts(prompt)
@@ -285,10 +338,17 @@ class LLM:
         max_tokens, logprobs = given.pop("max_tokens", None), given.pop("logprobs", None)
         stops = stop_strings(given.pop("stop", ()))
         text = TextStream(self.tokenizer, prompt_ids, stops=stops, tells_reasoning=tells_reasoning)
-        values = {"seed": secrets.randbelow(MAX_SEED + 1), **self._defaults, **given}
-        request = Request(prompt_ids, max_tokens, self.stop_ids, SamplingParams(**values), logprobs)
+        ends = {i: stop for stop in stops if (i := self.tokenizer.special_id(stop)) is not None}
+        held_back = self._generation.held_back(len(prompt_ids), self.stop_ids)
+        values = {"seed": secrets.randbelow(MAX_SEED + 1), "held_back": held_back, **self._defaults, **given}
+        if isinstance(given.get("logit_bias"), Mapping):
+            values["logit_bias"] = {**self._defaults.get("logit_bias", {}), **given["logit_bias"]}
+        if max_tokens is None:
+            max_tokens = self._generation.limit(len(prompt_ids))
+        sampling = SamplingParams(**values)
+        request = Request(prompt_ids, max_tokens, self.stop_ids | ends.keys(), sampling, logprobs)
         ticket = self._worker.submit(request)
-        return Answer(ticket, self._chunks(ticket, text))
+        return Answer(ticket, self._chunks(ticket, text, ends))
 
     def save_prefix(self, prompt_token_ids: Sequence[int], path: str | Path) -> int:
         """Write the keys and values of a prompt that was answered (or is being answered), for `load_prefix`.
@@ -316,7 +376,7 @@ class LLM:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _chunks(self, ticket: Ticket, text: TextStream) -> Iterator[Chunk]:
+    def _chunks(self, ticket: Ticket, text: TextStream, ends: Mapping[int, str]) -> Iterator[Chunk]:
         meter = _Meter(ticket, self.load_s, self.plan)
         try:
             for output in ticket:
@@ -337,7 +397,7 @@ class LLM:
                     logprobs=() if output.logprobs is None else (output.logprobs,),
                     prefilled=output.prefilled,
                     finish_reason=reason,
-                    stop=text.stop,
+                    stop=text.stop or (None if output.token_id is None else ends.get(output.token_id)),
                     statistics=None if reason is None else meter.statistics(),
                 )
                 if reason is not None:
@@ -395,14 +455,6 @@ class _Meter:
 def _plan_of(engine: Engine) -> MemoryPlan:
     assert engine.plan is not None
     return engine.plan
-
-
-def _checked_defaults(sampling: Mapping[str, float], path: Path) -> dict[str, Any]:
-    try:
-        SamplingParams(**dict(sampling))  # type: ignore[arg-type]
-    except UsageError as error:
-        raise ConfigError(f"{path}: {error}") from error
-    return dict(sampling)
 
 
 def _choose(what: str, name: str | None, known: Mapping[str, Any]) -> Any:

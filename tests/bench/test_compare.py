@@ -78,3 +78,15 @@ def test_a_report_is_read_back(tmp_path: Path) -> None:
     tps = {"n": 1, "median": 2.0, "mean": 2.0, "sd": 0.0, "min": 2.0, "max": 2.0}
     path.write_text(json.dumps({"machine": {"mlx": "1"}, "results": [{**row, "tps": tps}]}))
     assert read_report(path) == Old(path, {"mlx": "1"}, {KEY: Spread.of([2.0])})
+
+
+@pytest.mark.parametrize("median", ["10", 0, -1.0, 10**400, float("nan"), float("inf"), None, True])
+def test_an_old_report_whose_rates_are_no_numbers_is_refused(tmp_path: Path, median: object) -> None:
+    good = {"n": 3, "median": 10.0, "mean": 10.0, "sd": 0.1, "min": 9.0, "max": 11.0}
+    named = {"model": {"name": "tiny", "features": "fused", "kv": "paged"}, "test": "tg2", "workload": {"batch": 1}}
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps({"machine": {}, "results": [{**named, "tps": good}]}))
+    assert read_report(path).rates[KEY].median == 10
+    path.write_text(json.dumps({"machine": {}, "results": [{**named, "tps": {**good, "median": median}}]}))
+    with pytest.raises(UsageError, match="not a report"):
+        read_report(path)

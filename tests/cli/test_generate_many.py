@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -73,6 +74,7 @@ def test_each_line_has_its_answer_with_settings_of_its_own_or_of_the_command(scr
         "finish_reason": "length",
         "prompt_tokens": prompt_tokens,
         "completion_tokens": 2,
+        "hash": records[0]["hash"],
     }
     assert texts(out) == {"a": " one two", 3: " one", 2.5: " one two", HALF_A_PAIR: " three three"}
     assert {record["prompt_tokens"] for record in records} == {prompt_tokens}
@@ -307,6 +309,7 @@ def test_the_same_command_again_retries_errors_and_loads_nothing_when_all_is_ans
     scripted: Path, tmp_path: Path
 ) -> None:
     prompts, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    scripted = shutil.copytree(scripted, tmp_path / "model")
     write_lines(prompts, {"id": "a", "prompt": "x"}, {"id": "b", "prompt": "x", "max_tokens": "two"})
     many = ("--prompts", prompts, "--output", out)
     assert tinyllm("generate", "-m", scripted, *many).returncode == 1
@@ -316,9 +319,40 @@ def test_the_same_command_again_retries_errors_and_loads_nothing_when_all_is_ans
     said, figures = again.stderr.decode().splitlines()
     assert said == f"tinyllm: {out}: 1 of 2 lines are answered there already"
     assert figures.startswith("1 lines answered · prompts ") and "answers 2 tokens in" in figures
-    idle = tinyllm("generate", "-m", "nowhere", *many)
+    shutil.rmtree(scripted)
+    idle = tinyllm("generate", "-m", scripted, *many)
     assert (idle.returncode, idle.stdout) == (0, b"")
     assert idle.stderr.decode() == f"tinyllm: {out}: 2 of 2 lines are answered there already\n"
+
+
+def test_answers_to_other_prompts_settings_or_models_are_made_again(scripted: Path, tmp_path: Path) -> None:
+    prompts, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    other = shutil.copytree(scripted, tmp_path / "other")
+    write_lines(prompts, {"id": "a", "prompt": "x"}, {"id": "b", "prompt": "y", "max_tokens": 1})
+    many = ("--prompts", prompts, "--output", out)
+
+    def again(model: Path, *options: str) -> str:
+        done = tinyllm("generate", "-m", model, *many, *options)
+        assert done.returncode == 0
+        assert sorted(texts(out)) == ["a", "b"]
+        return done.stderr.decode()
+
+    assert again(scripted) == ""
+    assert "2 of 2 lines are answered" in again(scripted)
+    assert "1 answers were to other prompts or settings: asked again" in again(scripted, "-n", "2")
+    assert texts(out) == {"a": " one two", "b": " one"}
+    write_lines(prompts, {"id": "a", "prompt": "x"}, {"id": "b", "prompt": "z", "max_tokens": 1})
+    assert "1 answers were to other" in again(scripted, "-n", "2")
+    assert "2 answers were to other" in again(other, "-n", "2")
+    write_lines(out, *[{key: value for key, value in record.items() if key != "hash"} for record in read_lines(out)])
+    assert "2 of 2 lines are answered" in again(other, "-n", "3")  # an older tinyllm's
+
+
+def test_an_id_may_be_any_number(scripted: Path, tmp_path: Path) -> None:
+    prompts, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    write_lines(prompts, {"id": 10**400, "prompt": "x"}, {"id": "b", "prompt": "x"})
+    assert tinyllm("generate", "-m", scripted, "--prompts", prompts, "--output", out).returncode == 0
+    assert texts(out) == {10**400: ANSWER, "b": ANSWER}
 
 
 def start(*arguments: str | Path, **streams: Any) -> subprocess.Popen[bytes]:

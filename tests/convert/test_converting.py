@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -372,3 +374,17 @@ def test_no_more_is_held_than_some_of_one_layer(tmp_path: Path) -> None:
     matrix = 4 * 256 * 1024
     assert peaks[1] <= peaks[0] * 1.1
     assert peaks[1] <= 5 * matrix < WeightStore.from_path(tmp_path / "12").nbytes / 8
+
+
+def test_what_a_killed_conversion_left_is_removed_by_the_next_one_of_another_name(tmp_path: Path) -> None:
+    source = tiny.write_checkpoint(tmp_path / "source")
+    left, busy = tmp_path / ".gone.converting", tmp_path / ".busy.converting"
+    for folder in (left, busy):
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(b"half")
+    handle = os.open(busy, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    convert(source, tmp_path / "new")
+    os.close(handle)
+    assert not left.exists() and busy.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".busy.converting", "new", "source"]

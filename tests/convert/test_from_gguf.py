@@ -135,7 +135,7 @@ def test_the_folder_reads_writes_and_answers_as_the_file(tmp_path: Path) -> None
     chat = [{"role": "user", "content": TEXT}]
     assert copy.encode_chat(chat) == source.encode_chat(chat)
     assert (copy.bos_id, copy.eos_ids, copy.special_ids) == (source.bos_id, source.eos_ids, source.special_ids)
-    assert json_of(tmp_path / "folder", "generation_config.json")["eos_token_id"] == tiny.EOS
+    assert json_of(tmp_path / "folder", "generation_config.json")["eos_token_id"] == [tiny.EOS, 0]
     with LLM(file) as of_file, LLM(tmp_path / "folder") as of_folder:
         assert of_file.stop_ids == of_folder.stop_ids
     answered = tinyllm("generate", "count", "-m", tmp_path / "folder")

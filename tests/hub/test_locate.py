@@ -12,6 +12,7 @@ from huggingface_hub import constants
 
 from tinyllm import hardware
 from tinyllm.errors import HubError, MissingFileError, ModelNotFoundError, OfflineError
+from tinyllm.hub import locate
 from tinyllm.hub.embedded import SMOLLM2_135M
 from tinyllm.hub.locate import EMBEDDED, find_model, model_name
 
@@ -98,9 +99,13 @@ def test_the_embedded_model_comes_with_a_line_about_a_better_one_unless_it_was_a
     (home / "models" / EMBEDDED).mkdir(parents=True)
     monkeypatch.setattr(hardware, "total_memory", lambda: 16 * 2**30)
     monkeypatch.setattr(hardware, "has_gpu_backend", lambda: True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "cache"))
     lines: list[str] = []
     assert find_model(report=lines.append) == home / "models" / EMBEDDED
-    assert find_model("default", report=lines.append) == home / "models" / EMBEDDED
+    assert lines == []  # nobody watches
+    monkeypatch.setattr(locate.sys.stderr, "isatty", lambda: True, raising=False)
+    for name in (None, "default", None):
+        assert find_model(name, report=lines.append) == home / "models" / EMBEDDED
     [line] = lines
     assert "135M" in line and line.endswith("tinyllm pull --use mlx-community/Qwen3-8B-4bit")
 
@@ -114,3 +119,12 @@ def test_a_folder_without_a_model_is_told_as_one(home: Path) -> None:
     (home / "docs").mkdir()
     with pytest.raises(ModelNotFoundError, match=r"docs: is a folder without a model"):
         find_model("docs")
+
+
+def test_a_misspelt_name_comes_with_the_nearest_of_this_machine(home: Path) -> None:
+    (home / "models" / "Qwen3-4B-4bit").mkdir(parents=True)
+    for name in ("qwen3", "Qwen3-4B-4bt"):
+        with pytest.raises(ModelNotFoundError, match=r"did you mean Qwen3-4B-4bit\?"):
+            find_model(name)
+    with pytest.raises(ModelNotFoundError, match=r"on this machine$"):
+        find_model("zzz")

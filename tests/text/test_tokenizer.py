@@ -396,3 +396,33 @@ def test_the_embedded_models_tokenizer_speaks_chatml(real_model):
     assert tokenizer.eos_ids == {tokenizer.token_id("<|im_end|>")}
     config = json.loads((real_model / "config.json").read_text())
     assert tokenizer.vocab_size <= config["vocab_size"]
+
+
+def test_special_tokens_are_text_where_the_files_say_that_they_are_split(tmp_path):
+    save(tmp_path, byte_level())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"split_special_tokens": True}))
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.special_ids.isdisjoint(tokenizer.encode("a<|im_end|>", parse_special=True))
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    assert ids(tokenizer, "<|im_end|>")[0] in Tokenizer.from_folder(tmp_path).encode(
+        "a<|im_end|>", parse_special=True
+    )
+
+
+@pytest.mark.parametrize("kind", ["sequence", "single", "metaspace"])
+def test_mistrals_pattern_takes_the_place_of_the_published_one_if_the_files_ask_for_it(tmp_path, kind):
+    backend = byte_level()
+    if kind == "sequence":
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Split(Regex(r"\w+"), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+        )
+    if kind == "metaspace":
+        backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    save(tmp_path, backend)
+    cuts = []
+    for said in ({}, {"fix_mistral_regex": False}, {"fix_mistral_regex": True}):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(said))
+        found = Tokenizer.from_folder(tmp_path)._full.pre_tokenizer.pre_tokenize_str("theThe 12")
+        cuts.append([piece for piece, _ in found])
+    assert cuts[0] == cuts[1] != cuts[2]
+    assert cuts[2] == ["the", "The", "Ġ", "1", "2"]

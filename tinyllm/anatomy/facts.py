@@ -54,6 +54,10 @@ def facts(subject: Subject, context: int | None = None) -> dict[str, Any]:
             for kind in block_kinds(config)
         ],
         "kv_cache": _cache(config, context or config.max_position_embeddings),
+        "generation": {
+            **asdict(subject.generation),
+            "stop_tokens": {str(token): list(sources) for token, sources in subject.stop_tokens.items()},
+        },
         "weights": _weights(subject),
         "problems": {kind: dict(names) for kind, names in subject.problems.items()},
     }

@@ -20,6 +20,7 @@ from tinyllm.anatomy.facts import ITEMSIZES, block_tensors, cached_bytes, packed
 from tinyllm.anatomy.subject import Format, Subject
 from tinyllm.checkpoint.folded import folded, ranges
 from tinyllm.config.config import Config
+from tinyllm.config.generation import GenerationConfig
 from tinyllm.config.layers import AttentionConfig, rope_of
 from tinyllm.hub.sizes import disk_size, memory_size
 from tinyllm.kv.kinds import layer_kinds
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["block_page", "page", "plan_page", "shapes_page"]
 
+_LIMITS = ("max_new_tokens", "max_length", "min_new_tokens", "min_length")
 _WIDTH, _LABEL, _SHOWN = 80, 14, 6
 _ASCII = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
@@ -121,6 +123,9 @@ def _rows(subject: Subject, context: int) -> Iterator[tuple[str, str]]:
     positions = [*dict.fromkeys(_positions(config)), f"up to {config.max_position_embeddings:,}"]
     yield "positions", "; ".join(positions)
     yield from _cache_rows(config, context)
+    yield "sampling", _sampling(subject.generation)
+    ends = [f"{token} ({', '.join(sources)})" for token, sources in subject.stop_tokens.items()]
+    yield "stop tokens", "; ".join(ends) or "none"
     yield "weights", _weights(subject)
     for form in subject.formats[1:]:
         yield "", f"{form.name}: {_members(form)} ({form.bits_per_weight:.3g} bits)"
@@ -132,6 +137,17 @@ def _rows(subject: Subject, context: int) -> Iterator[tuple[str, str]]:
         wrong = sum(map(len, subject.problems.values()))
         differ = f"{wrong:,} {'differs' if wrong == 1 else 'differ'} from config.json, see below"
         yield "check", differ if wrong else "every tensor as config.json asks"
+
+
+def _sampling(generation: GenerationConfig) -> str:
+    """Say how tokens are chosen unless options say otherwise, and who says so."""
+    stated = [f"{name} {value:g}" for name, value in generation.sampling.items() if name != "logit_bias"]
+    if bias := generation.sampling.get("logit_bias"):
+        stated.append(f"{len(bias):,} tokens with a bias")
+    stated += [f"{name} {value:,}" for name in _LIMITS if (value := getattr(generation, name))]
+    if begin := generation.begin_suppress_tokens:
+        stated.append(f"{len(begin):,} tokens never first")
+    return f"{', '.join(stated)} ({generation.source})" if stated else "greedy (the files state nothing)"
 
 
 def _feed_forward(config: Config) -> Iterator[str]:

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tinyllm.checkpoint.contents import read_contents
 from tinyllm.checkpoint.files import INDEX, find_weight_files
@@ -19,7 +19,9 @@ from tinyllm.checkpoint.safetensors_header import TensorInfo, read_safetensors_h
 from tinyllm.checkpoint.tensor_table import StoredTensor, TensorTable, gather
 from tinyllm.checkpoint.verify import Comparison, compare
 from tinyllm.config.config import Config
+from tinyllm.config.generation import METADATA, GenerationConfig
 from tinyllm.config.quantization import QuantFormat
+from tinyllm.config.reader import is_there, read_json_object
 from tinyllm.config.tensors import tensor_shapes
 from tinyllm.hub.locate import find_model, model_name
 
@@ -55,12 +57,30 @@ class _Kept(NamedTuple):
 
 @dataclass(frozen=True)
 class Subject:
-    """A model under its `name`; `table` is None where there is a config and nothing else. `files` are its weights."""
+    """A model under its `name`; `table` is None where there is a config and nothing else. `files` are its weights.
+
+    `eos_token` is the text of the end token that the tokenizer's files name.
+    """
 
     name: str
     config: Config
     table: TensorTable | None
     files: int = 0
+    generation: GenerationConfig = GenerationConfig()
+    eos_token: str | None = None
+
+    @cached_property
+    def stop_tokens(self) -> Mapping[int | str, tuple[str, ...]]:
+        """The tokens that end an answer, as ids or as text, and where each is from."""
+        origin = METADATA if self.generation.source == METADATA else "config.json"
+        sources: dict[int | str, list[str]] = defaultdict(list)
+        for i in self.config.eos_token_ids:
+            sources[i].append(origin)
+        for i in self.generation.eos_token_ids:
+            sources[i].append(self.generation.source)
+        if self.eos_token is not None:
+            sources[self.eos_token].append("tokenizer_config.json")
+        return {token: tuple(names) for token, names in sources.items()}
 
     @cached_property
     def comparison(self) -> Comparison | None:
@@ -188,13 +208,25 @@ def _folder(name: str | None, revision: str | None, offline: bool, report: Calla
 def _read_folder(folder: Path) -> Subject:
     if is_gguf(folder):
         contents = read_contents(folder)
-        return Subject(model_name(folder), contents.config, contents.table, len(contents.files.files))
+        assert contents.header is not None
+        generation = GenerationConfig.from_gguf(contents.header.metadata)
+        return Subject(
+            model_name(folder), contents.config, contents.table, len(contents.files.files), generation=generation
+        )
     config = Config.from_json_file(folder)
+    stated: dict[str, Any] = {"generation": GenerationConfig.from_folder(folder), "eos_token": _eos_token(folder)}
     if not (folder / INDEX).exists() and not any(folder.glob("*.safetensors")):
-        return Subject(model_name(folder), config, None)
+        return Subject(model_name(folder), config, None, **stated)
     files = find_weight_files(folder).files
     table = gather({file: read_safetensors_header(file) for file in files}, config)
-    return Subject(model_name(folder), config, table, len(files))
+    return Subject(model_name(folder), config, table, len(files), **stated)
+
+
+def _eos_token(folder: Path) -> str | None:
+    path = folder / "tokenizer_config.json"
+    said = read_json_object(path).get("eos_token") if is_there(path) else None
+    text = said.get("content") if isinstance(said, dict) else said
+    return text if isinstance(text, str) else None
 
 
 def _label(form: QuantFormat) -> str:

@@ -74,9 +74,9 @@ def read_report(path: Path) -> Old:
     try:
         with path.open("rb") as file:
             report = json.loads(read_whole(file, str(path)))
-        rates = {_key(result): Spread(**result["tps"]) for result in report["results"]}
+        rates = {_key(result): _spread(result["tps"]) for result in report["results"]}
         return Old(path, dict(report["machine"]), rates)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, AttributeError, OverflowError) as error:
         raise UsageError(f"{path}: is not a report that tinyllm bench -o json wrote") from error
 
 
@@ -110,6 +110,17 @@ def beyond_noise(old: Spread, new: Spread) -> bool:
 def _key(result: Mapping[str, Any]) -> Key:
     model = result["model"]
     return Key(model["name"], model["features"], model["kv"], result["test"], result["workload"]["batch"])
+
+
+def _spread(values: Mapping[str, Any]) -> Spread:
+    """Read a rate. Raises ValueError for numbers that nothing can be compared with."""
+    spread = Spread(**values)
+    rates = (spread.median, spread.mean, spread.sd, spread.min, spread.max)
+    if not all(type(rate) in (int, float) and 0 <= rate < math.inf for rate in rates) or not spread.median > 0:
+        raise ValueError("a rate is no number")
+    if type(spread.n) is not int or spread.n < 1:
+        raise ValueError("a count is no number")
+    return Spread(spread.n, *map(float, rates))
 
 
 def _deviation(spread: Spread) -> float:

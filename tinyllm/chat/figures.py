@@ -54,7 +54,9 @@ def describe(sampling: SamplingParams) -> str:
     """Name the sampling values that were in force, as their options are called."""
     plain = type(sampling)()
     changed: dict[str, Any] = {
-        name: value for name, value in asdict(sampling).items() if value != getattr(plain, name) and name != "seed"
+        name: value
+        for name, value in asdict(sampling).items()
+        if value != getattr(plain, name) and name not in ("seed", "held_back")
     }
     if not sampling.greedy:
         return ", ".join([*_told(changed), f"seed {sampling.seed}"])

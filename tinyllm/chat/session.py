@@ -24,7 +24,7 @@ Overflow = Literal["stop", "shift"]
 
 # Where a model's makers say nothing: lively, and without the tail of what is unlikely.
 TALK: Mapping[str, float] = {"temperature": 0.7, "top_p": 0.95}
-SETTINGS = (*(field.name for field in fields(SamplingParams)), "max_tokens", "stop")
+SETTINGS = (*(field.name for field in fields(SamplingParams) if field.name != "held_back"), "max_tokens", "stop")
 _ROOM_SHARE = 8  # of the context, one part of this many is to be left for an answer before turns are dropped
 
 

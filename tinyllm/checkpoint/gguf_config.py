@@ -12,7 +12,13 @@ from tinyllm.errors import UnsupportedModelError
 
 __all__ = ["architecture_of", "config_values", "special_ids"]
 
-_TOKEN_IDS = ("eos", "eot")  # either ends an answer
+_TOKEN_IDS = ("eos", "eot", "eom")  # each ends an answer
+# So do these control tokens, which files do not always name as such; as in llama.cpp.
+_ENDS = frozenset(
+    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <turn|> <|endoftext|> </s>"
+    " <|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <｜end▁of▁sentence｜>".split()
+)
+_CONTROL_TYPES = (3, 4)  # control, user-defined
 # Keys of an architecture that say nothing of the numbers, or nothing at these values.
 _INERT = ("vocab_size", "tensor_data_layout", "rope.scaling.finetuned")
 _HARMLESS: Mapping[str, Callable[[Any], bool]] = {
@@ -74,6 +80,17 @@ def special_ids(metadata: Mapping[str, Any]) -> dict[str, Any]:
         for name, key in (("bos", "bos"), ("pad", "padding"))
         if f"tokenizer.ggml.{key}_token_id" in metadata
     }
-    ends = [metadata.get(f"tokenizer.ggml.{key}_token_id") for key in _TOKEN_IDS]
-    known = list(dict.fromkeys(end for end in ends if end is not None))
+    ends = [metadata.get(f"tokenizer.ggml.{key}_token_id{plural}") for key in _TOKEN_IDS for plural in ("", "s")]
+    stated = [id for end in ends if end is not None for id in (end if isinstance(end, tuple) else (end,))]
+    known = list(dict.fromkeys([*stated, *_ends_by_text(metadata)]))
     return {**ids, **({"eos_token_id": known[0] if len(known) == 1 else known} if known else {})}
+
+
+def _ends_by_text(metadata: Mapping[str, Any]) -> list[int]:
+    tokens, types = (metadata.get(f"tokenizer.ggml.{name}") for name in ("tokens", "token_type"))
+    if not isinstance(tokens, tuple) or not isinstance(types, tuple) or len(tokens) != len(types):
+        return []
+    found = {token: i for i, token in enumerate(tokens) if token in _ENDS and types[i] in _CONTROL_TYPES}
+    if {"<|return|>", "<|call|>"} <= found.keys():
+        found.pop("<|end|>", None)  # ends a message of several, in gpt-oss
+    return sorted(found.values())

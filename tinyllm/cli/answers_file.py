@@ -7,10 +7,11 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from io import FileIO
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from types import MappingProxyType
 from typing import Any
 
 from tinyllm.cli.prompts_file import Id
@@ -22,13 +23,16 @@ _BEGINNING = b'{"id": '
 class AnswersFile:
     """Takes answers and errors, and has handed each to the system when `write` returns. "-" is stdout.
 
-    Where the file is there already, `done` are the ids that it answers; its errors are taken out, and so is a last
-    line that was torn when a process ended. Raises UsageError for a file with anything else in it, and for one that
+    Where the file is there already, `done` are the ids that it answers; its errors are taken out, a last line that
+    was torn when a process ended, and answers to something else than is asked now: `fingerprints` has what is asked,
+    by id. Answers of an older tinyllm have no fingerprint, and count. `stale` are the ids of those that are taken out
+    for that reason. Raises UsageError for a file with anything else in it, and for one that
     another process is writing.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, fingerprints: Mapping[Id, str] = MappingProxyType({})) -> None:
         self.done: set[Id] = set()
+        self.stale: set[Id] = set()
         self.name = "stdout" if path == "-" else path
         if path == "-":
             self._file = FileIO(sys.stdout.fileno(), "w", closefd=False)
@@ -37,11 +41,14 @@ class AnswersFile:
         self._file = _open_alone(target)
         if target.is_file():
             kept = 0
-            for line, line_id in _answers(target):
-                self.done.add(line_id)
-                kept += len(line)
+            for line, line_id, made_of in _answers(target):
+                if made_of in (None, fingerprints.get(line_id, made_of)):
+                    self.done.add(line_id)
+                    kept += len(line)
+                else:
+                    self.stale.add(line_id)
             if kept < target.stat().st_size:
-                self._file = _with_answers_alone(target)
+                self._file = _with_answers_alone(target, self.stale - self.done)
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append a line. An OSError names the file."""
@@ -66,8 +73,11 @@ def _open_alone(path: Path) -> FileIO:
     return file
 
 
-def _answers(path: Path) -> Iterator[tuple[bytes, Id]]:
-    """Yield the lines that are answers, and their ids. Raises UsageError at one that no run can have written."""
+def _answers(path: Path) -> Iterator[tuple[bytes, Id, str | None]]:
+    """Yield the lines that are answers, their ids, and what they answer.
+
+    Raises UsageError at a line that no run can have written.
+    """
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             record = _read(line) if line.endswith(b"\n") else None
@@ -77,7 +87,7 @@ def _answers(path: Path) -> Iterator[tuple[bytes, Id]]:
                     f"{path}: line {number} is no answer: give a file of answers to go on with, or a new one"
                 )
             if record is not None and "text" in record:
-                yield line, record["id"]
+                yield line, record["id"], record.get("hash")
 
 
 def _read(line: bytes) -> Mapping[str, Any] | None:
@@ -92,11 +102,11 @@ def _read(line: bytes) -> Mapping[str, Any] | None:
     return record if isinstance(line_id, Id) or (line_id is None and "error" in record) else None
 
 
-def _with_answers_alone(path: Path) -> FileIO:
-    """Replace a file by its answers, at once, and open it for appending."""
+def _with_answers_alone(path: Path, stale: Set[Id]) -> FileIO:
+    """Replace a file by its answers, without those to `stale` ids, and open it for appending."""
     with NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as new:
         try:
-            new.writelines(line for line, _ in _answers(path))
+            new.writelines(line for line, line_id, _ in _answers(path) if line_id not in stale)
             new.flush()
             os.fsync(new.fileno())
             shutil.copymode(path, new.name)

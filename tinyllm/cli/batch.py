@@ -38,6 +38,7 @@ class Plan:
     output: str
     batch: int
     in_order: bool
+    model: str
 
 
 def answer_file(
@@ -49,8 +50,12 @@ def answer_file(
     before anything is loaded, for files that cannot be meant; and TinyllmError, at the end, if lines failed.
     """
     prompts = PromptsFile(plan.prompts)
-    answers = AnswersFile(plan.output)
+    more = (plan.model, asking.system, asking.template_args, asking.raw)
+    fingerprints = {line.id: line.fingerprint(asking.settings, *more) for line in prompts if line.id is not None}
+    answers = AnswersFile(plan.output, fingerprints)
     done = len(prompts.ids & answers.done)
+    if answers.stale:
+        console.say(f"{answers.name}: {len(answers.stale):,} answers were to other prompts or settings: asked again")
     if done:
         console.say(f"{answers.name}: {done:,} of {prompts.count:,} lines are answered there already")
     if done == prompts.count:
@@ -66,7 +71,8 @@ def answer_file(
         with tally.shown(on_terminal=watched):
             for record in _Run(llm, asking, plan, tally, debug).records(lines):
                 tally.add_line(record)  # first: whoever reads a line may interrupt before anything comes after it
-                answers.write(record)
+                made_of = fingerprints.get(record["id"])
+                answers.write(record if made_of is None or "error" in record else {**record, "hash": made_of})
     except KeyboardInterrupt:
         further = "" if plan.output == "-" else f" in {answers.name}: the same command goes on from there"
         console.say(f"stopped: {tally.answered:,} of {tally.total:,} lines are answered{further}")

@@ -69,8 +69,8 @@ def generate(
     (else it is the line's number) and settings of its own: max_tokens, stop, seed, temperature, top_p and so on.
 
     A line of --output is {"id", "text", "finish_reason", "prompt_tokens", "completion_tokens"}, with "reasoning"
-    where there is some and "seed" where tokens were drawn; or {"id", "error"}. The same command, run again, answers
-    what has no answer there yet.
+    if there is some, "seed" if tokens were sampled, and "hash" of what was asked; or {"id", "error"}. The same
+    command, run again, answers what has no answer there yet, and what was asked otherwise.
     """
 
     def command() -> None:
@@ -99,8 +99,9 @@ def generate(
             _answer(text, asking, loading, cache, as_json=as_json, with_figures=with_figures)
         else:
             from tinyllm.cli.batch import Plan, answer_file
+            from tinyllm.hub.choice import choose
 
-            plan = Plan(prompts, "-" if output is None else output, at_once, in_order)
+            plan = Plan(prompts, "-" if output is None else output, at_once, in_order, choose(model).name)
             answer_file(plan, asking, loading, with_figures=with_figures, debug=debug)
 
     raise typer.Exit(console.run(command, debug=debug))
@@ -157,7 +158,7 @@ def _answer(
         if without_effect := asking.without_effect(llm):
             console.say(without_effect)
         answer = asking.ask(llm, text)
-        chunks = answer if cache is None else cache.chunks(llm, answer, progress)
+        chunks = iter(answer) if cache is None else cache.chunks(llm, answer, progress)
         if not as_json:
             _print_text(answer, chunks, progress, with_figures=with_figures)
             return

@@ -40,16 +40,21 @@ ChatMaxTokens = Annotated[
         "-n", "--max-tokens", metavar="N", min=1, help="Most tokens of an answer; without it, to the answer's end."
     ),
 ]
+_TEMPERATURE = ("--temperature", "--temp", "-t")
 Temperature = Annotated[
     float | None,
     typer.Option(
-        metavar="T", help="0 takes the likeliest token; higher is more random. Default: as the model says, else 0."
+        *_TEMPERATURE,
+        metavar="T",
+        help="0 takes the most probable token; higher is more random. Default: the model's own, else 0.",
     ),
 ]
 ChatTemperature = Annotated[
     float | None,
     typer.Option(
-        metavar="T", help="0 takes the likeliest token. Default: as the model says, else 0.7 with top-p 0.95."
+        *_TEMPERATURE,
+        metavar="T",
+        help="0 takes the most probable token. Default: the model's own, else 0.7 with top-p 0.95.",
     ),
 ]
 TopP = Annotated[

@@ -8,6 +8,7 @@ import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from hashlib import sha256
 from math import isfinite
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -15,11 +16,11 @@ from typing import IO, Any, NoReturn
 
 from tinyllm.engine.request import SamplingParams
 from tinyllm.errors import UsageError
-from tinyllm.text.given import MOST_BYTES, too_large
+from tinyllm.text.given import MOST_BYTES, encodable, too_large
 
 Id = str | int | float
 
-SETTINGS = ("max_tokens", "stop", *(field.name for field in fields(SamplingParams)))
+SETTINGS = ("max_tokens", "stop", *(field.name for field in fields(SamplingParams) if field.name != "held_back"))
 _MOST_PIPED = 1 << 30  # bytes, which are copied to the disk
 KEYS = ("id", "prompt", "messages", *SETTINGS)
 
@@ -32,6 +33,11 @@ class Line:
     id: Id | None
     values: Mapping[str, Any]
     problem: str | None = None
+
+    def fingerprint(self, settings: Mapping[str, Any], *more: Any) -> str:
+        """Name what is asked under these settings of the command: answers to anything else are of no use."""
+        asked = json.dumps([{**settings, **self.values}, *more], sort_keys=True, default=str)
+        return sha256(encodable(asked).encode()).hexdigest()[:16]
 
     def content(self) -> str | Sequence[Mapping[str, Any]]:
         """Return the prompt, or the messages. Raises UsageError for a line that asks nothing, or not so."""
@@ -132,7 +138,7 @@ def _read_line(number: int, data: bytes) -> Line:
         return Line(number, None, {}, "is not a JSON object")
     given = values.get("id")
     line_id = number if given is None else given
-    told = isinstance(line_id, str) or (isinstance(line_id, int | float) and isfinite(line_id))
+    told = isinstance(line_id, str | int) or (isinstance(line_id, float) and isfinite(line_id))
     if not told or isinstance(line_id, bool):
         return Line(number, None, {}, f"id must be a text or a number, not {given!r:.60}")
     return Line(number, line_id, values)

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ _COPIED = re.compile(
     re.ASCII,
 )
 _DTYPE_KEYS = ("dtype", "torch_dtype")
+CONVERTING = ".converting"  # what the name of a folder ends with while it is written
 _QUANTIZATION_KEYS = ("quantization", "quantization_config")
 
 Progress = Callable[[int, int], None]
@@ -158,7 +159,8 @@ def _folder_to_be(target: Path, nbytes: int) -> Iterator[Path]:
     parent = target.absolute().parent
     if not parent.is_dir():
         raise UsageError(f"{target}: there is no folder {parent}")
-    folder = parent / f".{target.name}.converting"
+    _clear_abandoned(parent)
+    folder = parent / f".{target.name}{CONVERTING}"
     folder.mkdir(exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -180,6 +182,18 @@ def _folder_to_be(target: Path, nbytes: int) -> Iterator[Path]:
             raise
     finally:
         os.close(handle)
+
+
+def _clear_abandoned(parent: Path) -> None:
+    """Remove what conversions that were killed have left in a folder."""
+    for folder in parent.glob(f".*{CONVERTING}"):
+        with suppress(OSError):  # another conversion is writing it, or it is somebody else's
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+            finally:
+                os.close(handle)
 
 
 def _clear(folder: Path) -> None:

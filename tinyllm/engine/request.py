@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from tinyllm.errors import TinyllmError, UsageError
 
@@ -23,7 +23,7 @@ class SamplingParams:
     logits of token ids. At `temperature` 0 the likeliest token is taken; otherwise one is drawn from softmax(logits /
     temperature), among the `top_k` likeliest (0: all), among those that it takes for a probability of `top_p`, and
     among those at least `min_p` times as likely as the likeliest. The random key of the i-th token is (`seed`, i),
-    whoever shares the batch.
+    whoever shares the batch. Token ids of `held_back` are not chosen before that index of the answer.
 
     Raises UsageError, naming the value, when one is out of range.
     """
@@ -38,6 +38,7 @@ class SamplingParams:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
+    held_back: Mapping[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check("repetition_penalty", self.repetition_penalty, 0.01, 100)
@@ -54,6 +55,19 @@ class SamplingParams:
         for token_id, bias in self.logit_bias.items():
             _check_count("a token id of logit_bias", token_id)
             _check(f"logit_bias of token {token_id}", bias, -1000, 1000)
+
+    @classmethod
+    def usable(cls, values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """Return those of some values by name that are in range, and what is wrong with the others."""
+        good: dict[str, Any] = {}
+        problems = []
+        for name, value in values.items():
+            try:
+                cls(**{name: value})
+                good[name] = value
+            except UsageError as error:
+                problems.append(str(error))
+        return good, problems
 
     @property
     def greedy(self) -> bool:

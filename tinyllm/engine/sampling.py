@@ -27,7 +27,8 @@ class Sampler:
     """The sampling values of a batch of rows, as arrays, and among how many `candidates` truncation looks.
 
     `values` may hold "temperature", "greedy" and "seed" where a row draws; "top_k", "top_p" and "min_p" where one
-    truncates; "repetition_penalty", "presence_penalty" and "frequency_penalty"; "bias_ids" and "biases".
+    truncates; "repetition_penalty", "presence_penalty" and "frequency_penalty"; "bias_ids" and "biases"; "held_ids"
+    and "held_until".
     """
 
     values: Arrays
@@ -56,6 +57,11 @@ class Sampler:
             padded = [[*row.logit_bias.items(), *[(0, 0.0)] * (longest - len(row.logit_bias))] for row in params]
             values["bias_ids"] = mx.array([[token for token, _ in row] for row in padded])
             values["biases"] = mx.array([[bias for _, bias in row] for row in padded])
+        longest = max(len(row.held_back) for row in params)
+        if longest:
+            held = [[*row.held_back.items(), *[(0, 0)] * (longest - len(row.held_back))] for row in params]
+            values["held_ids"] = mx.array([[token for token, _ in row] for row in held])
+            values["held_until"] = mx.array([[index for _, index in row] for row in held])
         return cls(values, min(vocab, candidates if max(wanted) <= candidates else vocab))
 
 
@@ -146,6 +152,9 @@ def choose(logits: mx.array, sampler: Sampler, history: Arrays, index: mx.array)
     """Choose a token for each row of `logits` (rows, vocab), as the one at `index` (rows,) of its answer."""
     values = sampler.values
     logits = penalise(logits.astype(mx.float32), values, history)
+    if "held_ids" in values:
+        held = mx.where(index[:, None].astype(mx.int32) < values["held_until"], -mx.inf, 0.0)
+        logits = logits.at[mx.arange(logits.shape[0])[:, None], values["held_ids"]].add(held)
     greedy = mx.argmax(logits, axis=-1)
     if "temperature" not in values:
         return Choice(greedy)

@@ -51,6 +51,9 @@ def _own_models() -> Iterator[Entry]:
     place = places()[0]
     if not place.folder.is_dir():
         return
+    for left in sorted(place.folder.glob(".*.converting")):
+        problem = "a conversion that did not end: the next tinyllm convert into this folder removes it"
+        yield Entry(left.name, left, place.title, _size(left.rglob("*")), None, problem)
     found = [path for path in place.folder.iterdir() if not path.name.startswith(".")]
     files = first_parts(path for path in found if is_gguf(path) and not path.is_dir())
     for folder in sorted([*files, *(path for path in found if path.is_dir())]):

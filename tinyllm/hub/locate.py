@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,6 +42,7 @@ __all__ = [
 ]
 
 EMBEDDED = "SmolLM2-135M-Instruct-from-Q4_1"
+_DAY_S = 24 * 60 * 60
 FETCH_COMMAND = "tinyllm pull default"
 
 Fetch = Callable[[str, str | None], Path]
@@ -129,7 +133,7 @@ def _find(choice: Choice, revision: str | None, offline: bool, report: Report, f
     if not cache.is_repository(split_variant(name)[0]):
         raise ModelNotFoundError(
             f"{choice.name}: there is no such folder here, and it is not the name of a repository (OWNER/NAME):"
-            " tinyllm list shows what is on this machine"
+            f" tinyllm list shows what is on this machine{_nearest(choice.name)}"
         )
     return _repository(name, revision or pinned, offline, report, fetch)
 
@@ -140,7 +144,7 @@ def _embedded(choice: Choice, report: Report) -> Path:
         raise ModelNotFoundError(
             f"the embedded model has not been fetched: run {FETCH_COMMAND} (93 MB), or name a model with -m MODEL"
         )
-    if choice.is_fallback:
+    if choice.is_fallback and sys.stderr.isatty() and _is_first_today("embedded-model"):
         memory = hardware.total_memory()
         better = recommend(memory, on_cpu=not hardware.has_gpu_backend())
         report(
@@ -148,6 +152,31 @@ def _embedded(choice: Choice, report: Report) -> Path:
             f" {memory_size(memory)} of memory ({better.gigabytes} GB): tinyllm pull --use {better.repo}"
         )
     return folder
+
+
+def _is_first_today(name: str) -> bool:
+    """Whether nobody has asked this for a day; from now on somebody has."""
+    from platformdirs import user_cache_path
+
+    stamp = user_cache_path("tinyllm") / f"{name}.told"
+    try:
+        if stamp.exists() and time.time() - stamp.stat().st_mtime < _DAY_S:
+            return False
+        stamp.parent.mkdir(parents=True, exist_ok=True)
+        stamp.touch()
+    except OSError:
+        return False
+    return True
+
+
+def _nearest(name: str) -> str:
+    """Suggest a model of this machine whose name is like another."""
+    names = [path.name for path in models_folder().iterdir()] if models_folder().is_dir() else []
+    names += [cached.name for cached in cache.cached_models()]
+    by_end = {each.rpartition("/")[2].lower(): each for each in names if not each.startswith(".")}
+    wanted = name.rpartition("/")[2].lower()
+    found = [end for end in by_end if wanted and wanted in end] or get_close_matches(wanted, by_end, n=1, cutoff=0.5)
+    return f" (did you mean {by_end[found[0]]}?)" if found else ""
 
 
 def _here(name: str, revision: str) -> tuple[Path | None, str | None]:

@@ -38,6 +38,11 @@ _T = TypeVar("_T")
 
 MAX_TOKENIZER_BYTES = 512 * 2**20  # the largest in use are about 35 MB
 _SECONDS, _SECONDS_PER_CHARACTER = 5.0, 1e-5  # for texts under patterns that may be slow
+_MISTRAL_PATTERN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _OTHER_FORMATS = ("tokenizer.model", "tiktoken.model", "tokenizer.bpe", "tekken.json", "vocab.json", "vocab.txt")
 _BRACKETS = {"<": ">", "[": "]", "{": "}", "◁": "▷", "【": "】"}
 # What an assistant writes as tokens within its turn, and templates look for in its messages.
@@ -88,6 +93,9 @@ class Tokenizer:
         """
         backend = _load_backend(path)
         config = read_json_object(path / "tokenizer_config.json")
+        if config.get("fix_mistral_regex") is True:
+            _fix_mistral_regex(backend)
+        backend.encode_special_tokens = config.get("split_special_tokens") is True
         special = SpecialTokens.from_path(path, config)
         templates = find_templates(path, config)
         variables = {name: token.content for name, token in special.named.items()}
@@ -104,6 +112,10 @@ class Tokenizer:
         template = ChatTemplate(dict(found.templates), dict(found.named)) if found.templates else None
         special = SpecialTokens(named)
         return cls(found.backend, special=special, chat_template=template, where=str(header.file))
+
+    def special_id(self, text: str) -> int | None:
+        """Return the id of the special token that is written so, if there is one."""
+        return next((i for i in self.special_ids if self._added[i].content == text), None)
 
     # -- text to ids
 
@@ -331,6 +343,23 @@ def _load_backend(path: Path) -> Backend:
     if file.stat().st_size > MAX_TOKENIZER_BYTES:
         raise TokenizerError(f"{file} is larger than {MAX_TOKENIZER_BYTES:,} bytes")
     return _guard(lambda: Backend.from_file(str(file)), str(file))
+
+
+def _fix_mistral_regex(backend: Backend) -> None:
+    """Cut text as Mistral's own tokenizers do, in place of the pattern that was published with them first.
+
+    As transformers does for this key (`_patch_mistral_regex`).
+    """
+    from tokenizers import Regex, pre_tokenizers
+
+    split = pre_tokenizers.Split(Regex(_MISTRAL_PATTERN), behavior="isolated")
+    current = backend.pre_tokenizer
+    if isinstance(current, pre_tokenizers.Sequence):
+        current[0] = split
+        return
+    if isinstance(current, pre_tokenizers.Metaspace):
+        current = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([split, *([] if current is None else [current])])
 
 
 def _refuse_nested_repeats(backend: Backend, where: str) -> None:
