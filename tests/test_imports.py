@@ -19,6 +19,7 @@ PYPROJECT = Path(__file__).parent.parent / "pyproject.toml"
 # A module may import from its own package and from lower floors. Those of one floor do not know each other.
 FLOORS = (
     {"errors", "terminal"},
+    {"arguments"},
     {"hardware", "backends", "kernels", "malloc"},
     {"blas_rows"},
     {"blas"},

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import tiny
 
-from tinyllm.errors import ChatTemplateError, UsageError
+from tinyllm.errors import UsageError
 from tinyllm.llm import LLM, Answer, Chunk
 
 ANSWER = " one two three"
@@ -85,7 +85,7 @@ def test_a_list_of_conversations_has_a_list_of_answers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", ["x", ["x"], [[{"role": "user", "content": "x"}], ["x"]], [3]])
 def test_what_is_neither_a_conversation_nor_a_list_of_them_is_refused(llm: LLM, wrong: Any) -> None:
-    with pytest.raises(ChatTemplateError, match="a message must be a mapping"):
+    with pytest.raises(UsageError, match=r"messages? .*must be .*\{\"role\""):
         llm.chat(wrong)
     with pytest.raises(UsageError, match="no message"):
         llm.chat([[]])

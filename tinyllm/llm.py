@@ -18,6 +18,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypedDict, cast, overload
 
 from tinyllm._mx import mx
+from tinyllm.arguments import check_chat, check_limits, check_prompts, check_settings, stop_strings, token_ids
 from tinyllm.checkpoint.contents import Contents, read_contents
 from tinyllm.checkpoint.gguf_header import is_gguf
 from tinyllm.config.generation import GenerationConfig
@@ -208,6 +209,7 @@ class LLM:
         compiled: bool = True,
     ) -> None:
         started = perf_counter()
+        check_limits(kv_budget=kv_budget, batch=batch, max_context=max_context, kv_bits=kv_bits)
         self.path = Path(path)
         if not self.path.is_dir() and not is_gguf(self.path):
             raise ModelNotFoundError(f"{self.path}: there is no such folder, nor a GGUF file")
@@ -276,6 +278,7 @@ class LLM:
         values are those of `SamplingParams`; what is left out is as the model's makers state it, else greedy.
         Without a `seed` one is drawn, for each answer.
         """
+        check_prompts(prompt)
         if not isinstance(prompt, str):
             return [self.generate(each, parse_special=parse_special, **settings) for each in prompt]
         bos = self.tokenizer.bos_id
@@ -314,11 +317,10 @@ class LLM:
         `template_args` are further variables of the template (`enable_thinking`, `tools`, ...). Raises
         ChatTemplateError if the model has no template or it rejects the messages. Otherwise as `generate`.
         """
-        if not messages:
-            raise UsageError("there is no message to answer")
-        if isinstance(messages[0], (list, tuple)):
+        if isinstance(messages, (list, tuple)) and messages and isinstance(messages[0], (list, tuple)):
             several = cast(Sequence[Conversation], messages)
             return [self.chat(each, template_args=template_args, **settings) for each in several]
+        check_chat(messages, template_args or {})
         conversation = cast(Conversation, messages)
         prompt_ids = self.tokenizer.encode_chat(conversation, **(template_args or {}))
         return self.answer(prompt_ids, tells_reasoning=True, **settings)
@@ -330,20 +332,21 @@ class LLM:
 
         With `tells_reasoning`, what the model marks as its thoughts is `Chunk.reasoning` and no part of the text.
         """
+        check_settings(settings, {**Sampling.__annotations__, **Settings.__annotations__})
+        prompt_ids = token_ids(prompt_ids)
         given: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
         max_tokens, logprobs = given.pop("max_tokens", None), given.pop("logprobs", None)
-        stops = given.pop("stop", ())
-        stops = (stops,) if isinstance(stops, str) else tuple(stops)
+        stops = stop_strings(given.pop("stop", ()))
         text = TextStream(self.tokenizer, prompt_ids, stops=stops, tells_reasoning=tells_reasoning)
         ends = {i: stop for stop in stops if (i := self.tokenizer.special_id(stop)) is not None}
         held_back = self._generation.held_back(len(prompt_ids), self.stop_ids)
         values = {"seed": secrets.randbelow(MAX_SEED + 1), "held_back": held_back, **self._defaults, **given}
-        if "logit_bias" in given:
+        if isinstance(given.get("logit_bias"), Mapping):
             values["logit_bias"] = {**self._defaults.get("logit_bias", {}), **given["logit_bias"]}
         if max_tokens is None:
             max_tokens = self._generation.limit(len(prompt_ids))
         sampling = SamplingParams(**values)
-        request = Request(tuple(prompt_ids), max_tokens, self.stop_ids | ends.keys(), sampling, logprobs)
+        request = Request(prompt_ids, max_tokens, self.stop_ids | ends.keys(), sampling, logprobs)
         ticket = self._worker.submit(request)
         return Answer(ticket, self._chunks(ticket, text, ends))
 

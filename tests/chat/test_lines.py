@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from io import StringIO
+from io import BytesIO, TextIOWrapper
 
 import pytest
 
@@ -49,7 +49,7 @@ def test_a_footer_cuts_the_name_for_its_figures() -> None:
 @pytest.mark.parametrize("rest", ["x" * 21, '"""\n' + "x\n" * 9])
 def test_a_message_has_an_end(rest: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "MOST_BYTES", 20)
-    monkeypatch.setattr("sys.stdin", StringIO("x" * 19 + "\n" + rest))
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(f"{'x' * 19}\n{rest}".encode())))
     read = PlainLines()
     assert read.read("") == "x" * 19
     with pytest.raises(UsageError, match="a message: larger than"):

@@ -71,6 +71,36 @@ def test_the_end_of_what_is_too_high_is_shown() -> None:
     assert "line 29" in printed(console) and "line 20" not in printed(console)
 
 
+CODE = ["def f():", '    return "wider than the terminal is"', "", "    # the end"]
+
+
+@pytest.mark.parametrize("indent", ["", "   ", "      "])
+def test_code_is_printed_as_it_is_copied(indent: str) -> None:
+    """Nothing stands before or after a line, in a list neither, and none is broken."""
+    console = plain(24)
+    lead = {"": "Text:\n\n", "   ": "1. Text:\n", "      ": "1. Text:\n   - More:\n"}[indent]
+    stream = MarkdownStream(console)
+    stream.add(lead + "\n".join(f"{indent}{line}".rstrip() for line in ["```python", *CODE, "```"]) + "\n\nThe end.")
+    stream.finish()
+    shown = printed(console).split("\n")
+    start = shown.index(CODE[0])
+    assert shown[start : start + len(CODE)] == CODE
+    assert shown[-2:] == ["The end.", ""]
+
+
+def test_code_that_is_drawn_again_and_again_is_folded() -> None:
+    console = plain(24)
+    console.print(Tail(render("\n".join(["```", *CODE, "```"]), fold_code=True)))
+    lines = printed(console).splitlines()
+    assert max(map(len, lines)) <= 24 and "is" in "".join(lines).split('"')[1]
+
+
+def test_paragraphs_are_not_padded() -> None:
+    console = plain(24)
+    console.print(render("one two three four five six seven"))
+    assert printed(console).splitlines() == ["one two three four five ", "six seven"]
+
+
 def test_nothing_is_printed_for_nothing() -> None:
     console = plain()
     stream = MarkdownStream(console)

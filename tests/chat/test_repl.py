@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from talk import FakeLLM, Typed, chat, chat_model
+from talk import FakeAnswer, FakeLLM, Typed, chat, chat_model
 
-from tinyllm.errors import DoesNotFitError
+from tinyllm.chat.repl import Repl
+from tinyllm.errors import DoesNotFitError, NonFiniteLogitsError
+from tinyllm.llm import Chunk
 
 WIDTH = 200
 
@@ -74,13 +78,98 @@ def test_ctrl_c_before_a_message_is_asked_gives_it_back(
     assert [message.content for message in repl.session.conversation.messages] == ["one", "ONE"]
 
 
+def loaded(*lines: str) -> tuple[Repl, FakeLLM, Typed, list[str]]:
+    """Return a chat whose model is there, the model, the lines and what is complained of."""
+    llm, typed = FakeLLM(), Typed(lines)
+    model = chat_model(lambda: llm)
+    assert model.llm is llm
+    repl, _, complaints = chat(typed, model)
+    return repl, llm, typed, complaints
+
+
+def answer_with(*chunks: Chunk) -> Callable[..., FakeAnswer]:
+    def answer(ids: object, **settings: object) -> FakeAnswer:
+        made = FakeAnswer("")
+        made._chunks = iter(chunks)
+        return made
+
+    return answer
+
+
+def test_a_message_that_gets_no_answer_is_given_back_with_its_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whether it is cancelled, fails, or the model says nothing."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "notes").write_text(f"file {name}")
+    reads = [f"/read {tmp_path / name / 'notes'}" for name in ("a", "b")]
+    repl, llm, typed, complaints = loaded(*reads, "one", "one", "/hlep", "one", "one")
+    asked = llm.answer
+
+    def fail(ids: object, **settings: object) -> FakeAnswer:
+        raise NonFiniteLogitsError("inf")
+
+    answers = iter([answer_with(Chunk(finish_reason="cancelled")), answer_with(Chunk(finish_reason="stop")), fail])
+    monkeypatch.setattr(llm, "answer", lambda ids, **settings: next(answers, asked)(ids, **settings))
+    monkeypatch.setattr(llm.tokenizer, "encode", list, raising=False)
+    repl.run()
+    pending = "[notes] [notes] "
+    assert typed.drafts == ["", "[notes] ", pending, f"{pending}one", f"{pending}one", pending, f"{pending}one", ""]
+    assert repl.session.conversation.messages[0].content == "notes:\n\nfile a\n\nnotes:\n\nfile b\n\none"
+    assert "inf" in complaints and "(stopped)" in capsys.readouterr().err
+    assert repl.session.statistics is None
+
+
+def test_a_pending_file_waits_for_the_next_message(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An answer that is made again takes nothing with it."""
+    (tmp_path / "notes").write_text("text")
+    repl, llm, typed, _ = loaded("one", f"/read {tmp_path / 'notes'}", "/retry", "/edit two", "/edit", "three", " ")
+    monkeypatch.setattr(llm.tokenizer, "encode", list, raising=False)
+    repl.run()
+    assert typed.drafts == ["", "", "[notes] ", "[notes] ", "[notes] ", "edit [notes] two", "", ""]
+    assert repl.session.conversation.messages[0].content == "notes:\n\ntext\n\nthree"
+
+
+@pytest.mark.parametrize("line", ["//read me", '"""/one\ntwo"""', '"""\n"""quoted"""\n"""', "plain"])
+def test_what_is_edited_is_read_as_the_same_message(line: str) -> None:
+    repl, _, typed, complaints = loaded(line, "/edit")
+    repl.run()
+    said = repl.session.conversation.last_question
+    typed._lines = iter([typed.drafts[-1].removeprefix("edit ")])
+    repl.run()
+    assert repl.session.conversation.last_question == said and complaints == []
+    assert len(repl.session.conversation.messages) == 2
+
+
+def test_a_line_that_cannot_be_edited_is_not_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next line is another message, and not in the place of the last one."""
+    repl, llm, typed, _ = loaded("one", "/retry", "two")
+    typed.edits = False
+    answers = iter([llm.answer, answer_with(Chunk(finish_reason="cancelled")), llm.answer])
+    monkeypatch.setattr(llm, "answer", lambda ids, **settings: next(answers)(ids, **settings))
+    repl.run()
+    assert [message.content for message in repl.session.conversation.messages] == ["one", "ONE", "two", "TWO"]
+
+
+def test_nothing_is_forgotten_for_an_answer_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    repl, llm, _, _ = loaded("one", "x" * 700, "y" * 500, "/retry")
+    repl.session.overflow = "shift"
+    answers = iter([llm.answer, llm.answer, answer_with(Chunk(finish_reason="cancelled")), llm.answer])
+    monkeypatch.setattr(llm, "answer", lambda ids, **settings: next(answers)(ids, **settings))
+    monkeypatch.setattr(llm, "context", 1600)
+    repl.run()
+    assert [message.content[:3] for message in repl.session.conversation.messages] == ["one", "ONE", "xxx", "XXX"]
+    assert repl.session.dropped == 0
+
+
 def test_a_second_ctrl_c_in_an_answer_ends_the_chat(monkeypatch: pytest.MonkeyPatch) -> None:
     llm, typed = FakeLLM(), Typed(["one", "two"])
     model = chat_model(lambda: llm)
     assert model.llm is llm
     repl, _, _ = chat(typed, model)
     monkeypatch.setattr(
-        repl.screen, "reply", lambda: SimpleNamespace(think=lambda text: interrupt(), finish=lambda: 0)
+        repl.screen, "reply", lambda tokens: SimpleNamespace(think=lambda text: interrupt(), finish=lambda: 0)
     )
     with pytest.raises(KeyboardInterrupt):
         repl.run()

@@ -29,10 +29,17 @@ PATIENCE_S = 120
 
 
 def tinyllm(
-    *arguments: str | Path, stdin: str | None = None, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    *arguments: str | Path,
+    stdin: str | bytes | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
     """Run `tinyllm ARGUMENTS` to its end. Without `stdin` it has none (/dev/null)."""
-    given = os.open(os.devnull, os.O_RDONLY) if stdin is None else _pipe_with(stdin.encode())
+    given = (
+        os.open(os.devnull, os.O_RDONLY)
+        if stdin is None
+        else _pipe_with(stdin.encode() if isinstance(stdin, str) else stdin)
+    )
     with open(given, "rb") as source, TemporaryFile() as out, TemporaryFile() as err:  # noqa: PTH123 (a descriptor)
         process = start(*arguments, streams=(source, out, err), env=env, cwd=cwd)
         try:

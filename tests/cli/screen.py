@@ -8,12 +8,15 @@ import pty
 import select
 import signal
 import struct
+import subprocess
 import termios
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyte
-from process import start
+from nursery import become_session_of
+from process import Forked, start
 
 PATIENCE_S = 60
 
@@ -28,10 +31,18 @@ class _Screen(pyte.HistoryScreen):
 
 
 class Terminal:
-    """`tinyllm ARGUMENTS` on a terminal of so many rows and columns. A context manager, which ends the process."""
+    """`tinyllm ARGUMENTS` on a terminal of so many rows and columns. A context manager, which ends the process.
+
+    `program` is started in place of `tinyllm`.
+    """
 
     def __init__(
-        self, *arguments: str | Path, rows: int = 30, columns: int = 80, env: dict[str, str] | None = None
+        self,
+        *arguments: str | Path,
+        rows: int = 30,
+        columns: int = 80,
+        env: dict[str, str] | None = None,
+        program: Sequence[str] = (),
     ) -> None:
         self._master, slave = pty.openpty()
         self._size(rows, columns)
@@ -40,12 +51,15 @@ class Terminal:
         self._stream = pyte.ByteStream(self._screen)
         self.raw = bytearray()
         self._ended = False
-        self._process = start(
-            *arguments,
-            streams=(slave, slave, slave),
-            env={"TERM": "xterm-256color", **(env or {})},
-            on_terminal=True,
-        )
+        self._process: subprocess.Popen[bytes] | Forked
+        added = {"TERM": "xterm-256color", **(env or {})}
+        if program:
+            streams = dict.fromkeys(("stdin", "stdout", "stderr"), slave)
+            self._process = subprocess.Popen(
+                program, **streams, env={**os.environ, **added}, preexec_fn=become_session_of
+            )
+        else:
+            self._process = start(*arguments, streams=(slave, slave, slave), env=added, on_terminal=True)
         os.close(slave)
 
     def __enter__(self) -> Terminal:
@@ -81,6 +95,10 @@ class Terminal:
             return bool(cursor.x == 2 and self._screen.display[cursor.y].rstrip() == ">")
 
         self._until(is_there, "a prompt")
+
+    def wait_for_no_echo(self) -> None:
+        """Wait until the terminal does not show what is typed."""
+        self._until(lambda: not termios.tcgetattr(self._master)[3] & termios.ECHO, "a terminal that shows no keys")
 
     def wait_to_end(self) -> int:
         """Wait for the process to end, and read all that it has shown; return its exit code."""

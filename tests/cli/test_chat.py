@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,7 @@ from tinyllm.chat.commands import COMMANDS
 
 ANSWER = "- Yes"
 SHOWN = "• Yes"
-CTRL_C, CTRL_D, CTRL_G, ALT_ENTER = "\x03", "\x04", "\x07", "\x1b\r"
+CTRL_C, CTRL_D, CTRL_G, CTRL_Z, ALT_ENTER = "\x03", "\x04", "\x07", "\x1a", "\x1b\r"
 
 
 @pytest.fixture(scope="module")
@@ -254,10 +257,30 @@ def test_save_load_list_and_export(
     exported = tmp_path / "talk.md"
     typed = f"hello\n/save trip\n/list\n/export {exported}\n/export {exported}\n/clear\nnew talk\n/load trip\n/undo\n"
     told = tinyllm("chat", "-m", model, "--eager", stdin=typed, env=home).stderr.decode()
-    assert "saved as trip" in told and f"written to {exported}" in told and "such a file already" in told
+    assert "a copy is saved as trip" in told and f"written to {exported}" in told and "such a file already" in told
     assert "trip: 2 messages" in told and "taken back: hello" in told
     assert exported.read_text() == f"**You**\n\nhello\n\n**yes-man**\n\n{ANSWER}\n"
     assert {file.stem == "trip" for file in chats()} == {True, False}
+
+
+def test_save_writes_a_copy_and_rename_changes_the_name(
+    model: Path, home: dict[str, str], chats: Callable[[], list[Path]]
+) -> None:
+    typed = "/rename early\none\n/save copy\ntwo\n/rename talk\nthree\n/save copy\n"
+    told = tinyllm("chat", "-m", model, "--eager", stdin=typed, env=home).stderr.decode()
+    said = {file.stem: [text for role, text in messages_of(file) if role == "user"] for file in chats()}
+    assert said == {"copy": ["one"], "talk": ["one", "two", "three"]}
+    assert "no file to rename: it is saved from the first message on" in told
+    assert "now named talk" in told and "there is a conversation named 'copy' already" in told
+
+
+@pytest.mark.parametrize("content", [b"\x89PNG\r\n\x1a\n", b"\x1f\x8b\x08\n", b"a\0b\n"])
+def test_stdin_that_is_not_text_is_refused(
+    model: Path, home: dict[str, str], chats: Callable[[], list[Path]], content: bytes
+) -> None:
+    done = tinyllm("chat", "-m", model, "--eager", stdin=content, env=home)
+    assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (2, b"", 1)
+    assert done.stderr.startswith(b"tinyllm: stdin: is not text") and chats() == []
 
 
 # ---------------------------------------------------------------- the context
@@ -299,6 +322,34 @@ def test_overflow_shift_forgets_the_oldest_turns(
     assert "oldest messages are forgotten" in done.stderr.decode()
     [file] = chats()
     assert any("drop" in line for line in lines_of(file))
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose context is full after a few turns."""
+    return tiny.write_scripted_checkpoint(
+        tmp_path_factory.mktemp("small") / "small", ANSWER, config_overrides={"max_position_embeddings": 150}
+    )
+
+
+def test_a_first_turn_that_fills_the_context_is_forgotten_by_shift(small: Path, home: dict[str, str]) -> None:
+    done = tinyllm("chat", "-m", small, "--eager", "--overflow", "shift", stdin="x" * 100 + "\nsecond\n", env=home)
+    assert done.stdout.decode() == f"{ANSWER}\n" * 2
+    assert done.stderr.decode() == "(2 of the oldest messages are forgotten)\n"
+
+
+@pytest.mark.parametrize("overflow", ["shift", "stop"])
+def test_a_message_that_is_too_long_alone_is_refused_and_nothing_is_forgotten(
+    small: Path, home: dict[str, str], chats: Callable[[], list[Path]], overflow: str
+) -> None:
+    typed = "first\n" + "x" * 300 + "\n/undo\n" + "x" * 300 + "\n"
+    done = tinyllm("chat", "-m", small, "--eager", "--overflow", overflow, stdin=typed, env=home)
+    complaints = [line for line in done.stderr.decode().splitlines() if line.startswith("tinyllm: ")]
+    assert "the message takes 3" in complaints[-1] and "shorten it" in complaints[-1]
+    assert "taken back: first" in done.stderr.decode() and "forgotten" not in done.stderr.decode()
+    if overflow == "shift":
+        assert complaints[0] == complaints[1] and "--overflow" not in done.stderr.decode()
+    assert not any("drop" in line for line in lines_of(chats()[0]))
 
 
 def test_a_file_goes_with_the_next_message(
@@ -521,6 +572,147 @@ def test_what_is_typed_during_an_answer_leaves_no_mark_in_it(endless: Path, star
     terminal.enter("/exit")
     assert terminal.wait_to_end() == 0
     assert "> /exit" in terminal.shown  # what is typed is shown again
+
+
+@pytest.fixture
+def long_text(tmp_path: Path) -> Path:
+    """A file of 10,000 tokens, which a model reads for some seconds."""
+    file = tmp_path / "long.txt"
+    file.write_text("0123456789" * 1000)
+    return file
+
+
+def attach(terminal: Terminal, file: Path) -> None:
+    terminal.enter(f"/read {file}")
+    terminal.wait_for("goes with the next message")
+    terminal.wait_for_screen(f"[{file.name}] >")
+
+
+@pytest.mark.parametrize("flags", [(), ("--plain",)])
+def test_a_long_prompt_shows_how_far_it_is_read(
+    endless: Path, start: Callable[..., Terminal], long_text: Path, flags: tuple[str, ...]
+) -> None:
+    terminal = start(endless, *flags)
+    attach(terminal, long_text)
+    terminal.enter("go")
+    terminal.wait_for_screen("reading the prompt")
+    terminal.wait_for_screen(" of 10,")
+    terminal.wait_for("abc abc")
+    assert "reading the prompt" not in terminal.shown
+
+
+def test_a_resumed_talk_shows_how_far_it_is_read(
+    endless: Path, start: Callable[..., Terminal], long_text: Path, home: dict[str, str]
+) -> None:
+    """Nothing of it is in the cache of a new process."""
+    first = start(endless)
+    attach(first, long_text)
+    first.enter("go")
+    first.wait_for("abc abc")
+    first.type(CTRL_C)
+    first.wait_for("(stopped)")
+    resumed = start(endless, "--resume")
+    resumed.wait_for_prompt()
+    resumed.enter("and?")
+    resumed.wait_for_screen("reading the prompt")
+
+
+def test_ctrl_c_before_the_first_words_gives_the_message_and_its_file_back(
+    endless: Path, start: Callable[..., Terminal], long_text: Path, chats: Callable[[], list[Path]]
+) -> None:
+    terminal = start(endless)
+    attach(terminal, long_text)
+    terminal.enter("what is it?")
+    terminal.wait_for_screen("reading the prompt")
+    terminal.type(CTRL_C)
+    terminal.wait_for("(stopped)")
+    terminal.wait_for("[long.txt] > what is it?", times=2)
+    terminal.wait_for_screen("0 of 100,000 tokens")
+    assert "reading the prompt" not in terminal.screen and "tokens/s" not in terminal.screen
+    assert chats() == []
+    terminal.type(CTRL_C)
+    terminal.wait_for_screen("[long.txt] >\n")
+    terminal.enter("/stats")
+    terminal.wait_for("there is no answer yet")
+    terminal.enter("go")
+    terminal.wait_for("abc abc")
+    [file] = chats()
+    assert messages_of(file)[0] == ("user", f"long.txt:\n\n{long_text.read_text()}\n\ngo")
+
+
+@pytest.mark.parametrize("leave", [CTRL_C, "\x15" + CTRL_C, "\x15\r"])
+def test_a_cancelled_edit_changes_nothing(
+    model: Path, start: Callable[..., Terminal], chats: Callable[[], list[Path]], leave: str
+) -> None:
+    terminal = start(model)
+    terminal.enter("first")
+    terminal.wait_for(SHOWN)
+    terminal.wait_for_prompt()
+    before = chats()[0].read_bytes()
+    terminal.enter("/edit")
+    terminal.wait_for_screen("edit > first")
+    terminal.type(leave)
+    terminal.wait_for_prompt()
+    assert chats()[0].read_bytes() == before
+    terminal.enter("second")
+    terminal.wait_for(SHOWN, times=2)
+    terminal.wait_for_prompt()
+    assert [content for _, content in messages_of(chats()[0])] == ["first", ANSWER, "second", ANSWER]
+
+
+def test_code_stands_at_the_left_margin(start: Callable[..., Terminal], tmp_path: Path) -> None:
+    """Four columns or a tab before a line make it code."""
+    coder = tiny.write_scripted_checkpoint(tmp_path / "coder", "\tif x:go(1)")
+    terminal = start(coder)
+    terminal.enter("hello")
+    terminal.wait_for_screen("tokens/s")
+    assert "if x:go(1)" in terminal.screen.splitlines()
+    assert "go(1) " not in re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", terminal.raw.decode())
+
+
+def shell(home: dict[str, str], *arguments: str | Path) -> tuple[Terminal, str]:
+    """A shell on a terminal, and the line that starts a chat in it."""
+    words = [sys.executable, "-m", "tinyllm", "chat", "--eager", *map(str, arguments)]
+    terminal = Terminal(program=["bash", "--norc", "--noprofile", "-i"], columns=160, env={**home, "PS1": "$ "})
+    return terminal, shlex.join(words)
+
+
+@pytest.mark.parametrize("flags", [(), ("--plain",)])
+def test_ctrl_z_suspends_and_the_line_is_there_again(
+    model: Path, home: dict[str, str], flags: tuple[str, ...]
+) -> None:
+    terminal, command = shell(home, "-m", model, *flags)
+    with terminal:
+        terminal.enter(command)
+        terminal.wait_for_prompt()
+        typed = "half a li" if not flags else ""
+        terminal.type(typed)
+        terminal.wait_for_screen(f"> {typed}".rstrip())
+        terminal.type(CTRL_Z)
+        terminal.wait_for("Stopped")
+        terminal.enter("echo in the $((40 + 2)) shell; fg")
+        terminal.wait_for_screen("in the 42 shell")
+        terminal.wait_for_screen(f"> {typed}".rstrip())
+        terminal.enter("ne" if typed else "half a line")
+        terminal.wait_for(ANSWER if flags else SHOWN)
+        assert "^Z" not in terminal.screen or flags
+
+
+def test_an_answer_that_was_suspended_goes_on_and_hides_what_is_typed(endless: Path, home: dict[str, str]) -> None:
+    terminal, command = shell(home, "-m", endless)
+    with terminal:
+        terminal.enter(command)
+        terminal.wait_for_prompt()
+        terminal.enter("go")
+        terminal.wait_for("abc abc")
+        terminal.type(CTRL_Z)
+        terminal.wait_for("Stopped")
+        terminal.enter("echo in the $((40 + 2)) shell; fg")
+        terminal.wait_for("in the 42 shell")
+        terminal.wait_for_no_echo()
+        terminal.type(CTRL_C)
+        terminal.wait_for("(stopped)")
+        terminal.wait_for_prompt()
 
 
 def test_plain_shows_the_text_as_it_is(model: Path, start: Callable[..., Terminal]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import tiny
 from process import tinyllm
+from screen import Terminal
 from terminal import tinyllm_on_a_terminal
 
 from tinyllm.cli.prompt import read_prompt
@@ -78,6 +79,34 @@ def test_a_piped_prompt_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("sys.stdin", endless)
         with pytest.raises(UsageError, match="stdin: larger than 16 MB"):
             read_prompt("-")
+
+
+@pytest.mark.parametrize("content", [b"\x89PNG\r\n", b"\xff\xfeh\0i\0", b"a\0b"])
+def test_stdin_that_is_not_text_is_refused(scripted: Path, content: bytes) -> None:
+    for prompt in (["-"], [], ["describe this"]):
+        done = tinyllm("generate", *prompt, "-m", scripted, stdin=content)
+        assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (2, b"", 1)
+        assert done.stderr.startswith(b"tinyllm: stdin: is not text")
+
+
+@pytest.mark.parametrize("prompt", ["", " \t\n"])
+def test_a_blank_prompt_is_refused_unless_raw(scripted: Path, prompt: str) -> None:
+    done = tinyllm("generate", prompt, "-m", scripted)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr == b"tinyllm: the prompt is blank (--raw continues even an empty one)\n"
+    assert tinyllm("generate", prompt, "-m", scripted, "--raw").stdout.decode() == f"{ANSWER}\n"
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_a_long_prompt_shows_how_far_it_is_read(tmp_path: Path, flags: list[str]) -> None:
+    model = tiny.write_scripted_checkpoint(
+        tmp_path / "long", ANSWER, config_overrides={"max_position_embeddings": 20_000}
+    )
+    with Terminal("generate", "0123456789" * 1000, "-m", model, "--eager", *flags, rows=50) as terminal:
+        terminal.wait_for_screen("reading the prompt")
+        terminal.wait_for_screen(" of 10,")
+        assert terminal.wait_to_end() == 0
+        assert "reading the prompt" not in terminal.shown and ANSWER in terminal.shown
 
 
 def test_a_piped_prompt_is_read_and_follows_one_that_is_given(scripted: Path) -> None:
@@ -292,11 +321,10 @@ def test_fault_43_no_prompt_and_no_stdin_is_a_usage_error_and_never_waits(script
 
 
 @pytest.mark.parametrize("arguments", [[], ["-"]])
-def test_an_empty_stdin_alone_is_no_prompt_but_an_empty_argument_is(scripted: Path, arguments: list[str]) -> None:
+def test_an_empty_stdin_alone_is_no_prompt(scripted: Path, arguments: list[str]) -> None:
     done = tinyllm("generate", *arguments, "-m", scripted, stdin="")
     assert (done.returncode, done.stdout) == (2, b"")
     assert done.stderr == b"tinyllm: there is no prompt: nothing came from stdin\n"
-    assert tinyllm("generate", "", "-m", scripted).stdout == f"{ANSWER}\n".encode()
     assert tinyllm("generate", "x", "-m", scripted, stdin="").stdout == f"{ANSWER}\n".encode()
 
 

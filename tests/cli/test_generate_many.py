@@ -132,13 +132,15 @@ def test_lines_that_fail_say_why_and_the_others_are_answered(tmp_path: Path) -> 
         {"id": "typo", "prompt": "x", "top_kk": 3},
         {"id": "range", "prompt": "x", "temperature": -1},
         {"id": "role", "messages": [{"role": "x", "content": "x"}]},
+        {"id": "blank", "prompt": " "},
         {"id": "last", "prompt": "x"},
     )
     out = tmp_path / "out.jsonl"
     done = tinyllm("generate", "-m", folder, "--prompts", prompts, "--output", out, "--in-order")
-    told = f"tinyllm: 5 of 7 lines failed: {out} says why\n"
+    told = f"tinyllm: 6 of 8 lines failed: {out} says why\n"
     assert (done.returncode, done.stdout, done.stderr.decode()) == (1, b"", told)
-    good, broken, long, typo, out_of_range, role, last = read_lines(out)
+    good, broken, long, typo, out_of_range, role, blank, last = read_lines(out)
+    assert blank["error"].startswith("line 7: the prompt is blank")
     assert (good["text"], last["text"]) == (ANSWER, ANSWER)
     assert broken == {"id": None, "error": broken["error"]} and broken["error"].startswith("line 2: is not JSON: ")
     assert long["id"] == "long" and "can attend to 256" in long["error"]

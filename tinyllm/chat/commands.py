@@ -161,7 +161,7 @@ def _edit(repl: Repl, argument: str) -> str | None:
         if not argument:
             raise UsageError("/edit TEXT puts TEXT in the place of the last message")
         return argument
-    repl.draft, repl.edits_last = last, True
+    repl.draft, repl.edits_last = as_typed(last), True
     return None
 
 
@@ -170,7 +170,7 @@ def _read(repl: Repl, argument: str) -> None:
         raise UsageError("/read needs the name of a file")
     path = Path(argument).expanduser()
     text = read_text(path)
-    repl.attached[path.name] = f"{path.name}:\n\n{text.rstrip()}"
+    repl.attached[path.absolute()] = f"{path.name}:\n\n{text.rstrip()}"
     tokens = len(repl.session.llm.tokenizer.encode(text))
     repl.screen.tell(f"{path.name}, {tokens:,} tokens, goes with the next message")
 
@@ -184,7 +184,8 @@ def _model(repl: Repl, argument: str) -> None:
 
 
 def _save(repl: Repl, argument: str) -> None:
-    repl.screen.tell(f"saved as {repl.session.save(argument or None)}")
+    name = repl.session.save(argument or None)
+    repl.screen.tell(f"a copy is saved as {name}" if argument else f"saved as {name}")
 
 
 def _rename(repl: Repl, argument: str) -> None:
@@ -277,6 +278,13 @@ def shortened(text: str) -> str:
     return line if len(line) <= 60 else f"{line[:57]}..."
 
 
+def as_typed(message: str) -> str:
+    """Return the line that is read as this message."""
+    if message.strip().startswith('"""'):
+        return f'"""{message}"""'
+    return f"/{message}" if message.startswith("/") else message
+
+
 COMMANDS = (
     Command("help", "[COMMAND]", "What there is.", _help, "command"),
     Command("system", "[TEXT|none]", "Show or change the system message.", _system),
@@ -302,4 +310,5 @@ ALIASES: Mapping[str, tuple[str, ...]] = {"exit": ("quit", "bye"), "retry": ("re
 KEYS = (
     'Several lines: begin and end with """, or Alt-Enter. Ctrl-G: your editor.',
     "Ctrl-C stops an answer, and clears a line; twice, or Ctrl-D, leaves.",
+    "Ctrl-Z suspends the chat: fg in the shell brings it back.",
 )

@@ -59,10 +59,7 @@ class Conversation:
         before.undo()
         return before
 
-    def drop_oldest(self) -> bool:
-        """Forget the oldest exchange; False where there is none but the last one's."""
+    def drop_oldest(self) -> None:
+        """Forget the oldest exchange: everything before the user's second message."""
         later = [i for i, message in enumerate(self.messages) if message.role == USER and i > 0]
-        if not later:
-            return False
-        del self.messages[: later[0]]
-        return True
+        del self.messages[: later[0] if later else None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import termios
@@ -35,15 +36,22 @@ def without_echo() -> Iterator[None]:
     """Have a terminal that is stdin not show what is typed: it would stand where an answer is drawn again and again.
 
     The ^C of a Ctrl-C alone may begin another line, and one of the answer's then stays behind. What was typed is read
-    afterwards.
+    afterwards. A shell sets the terminal's modes when Ctrl-Z suspends this process, so they are set again after that.
     """
     if not sys.stdin.isatty():
         yield
         return
     before = termios.tcgetattr(sys.stdin)
     silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+
+    def silence(number: int, frame: object) -> None:
+        if os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp():  # not in a shell's background
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, silent)
+
+    continued = signal.signal(signal.SIGCONT, silence)
     termios.tcsetattr(sys.stdin, termios.TCSADRAIN, silent)
     try:
         yield
     finally:
+        signal.signal(signal.SIGCONT, continued)
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

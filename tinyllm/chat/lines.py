@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tinyllm.chat.commands import ALIASES, COMMANDS, Kind
 from tinyllm.chat.session import SETTINGS
 from tinyllm.terminal.text import visible
-from tinyllm.text.given import MOST_BYTES, too_large
+from tinyllm.text.given import MOST_BYTES, decoded, too_large
 
 if TYPE_CHECKING:
     from prompt_toolkit.completion import Completer
@@ -34,7 +34,7 @@ class PlainLines:
     def read(self, draft: str, label: str = "") -> str | None:
         """Return the next line, or all lines up to the closing quotation marks.
 
-        Raises UsageError for one that does not end.
+        Raises UsageError for a message that does not end, or is not text.
         """
         interrupted = False
         while True:
@@ -55,13 +55,13 @@ class PlainLines:
         while True:
             if self._interactive:
                 print("... " if lines else visible(f"{label}> "), end="", file=sys.stderr, flush=True)
-            line = sys.stdin.readline(left + 1)
-            if not line:
+            content = sys.stdin.buffer.readline(left + 1)
+            if not content:
                 return "".join(lines) or None
-            left -= len(line)
+            left -= len(content)
             if left < 0:
                 raise too_large("a message")
-            lines.append(line)
+            lines.append(decoded(content, "stdin").replace("\r\n", "\n"))
             if not is_open("".join(lines)):
                 return "".join(lines).rstrip("\n")
 
@@ -91,12 +91,13 @@ class EditedLines:
             bottom_toolbar=self._toolbar,
             reserve_space_for_menu=4,
             tempfile_suffix=".md",
+            enable_suspend=True,
         )
 
     def read(self, draft: str, label: str = "") -> str | None:
         """Edit a line; None after Ctrl-D, or Ctrl-C twice. What others print meanwhile is shown above it.
 
-        Ctrl-C on a line that began as a draft ends it with an empty line.
+        Ctrl-C on a line that began as a draft gives an empty line. Ctrl-Z suspends the process group.
         """
         from prompt_toolkit.patch_stdout import patch_stdout
 
@@ -131,7 +132,7 @@ class EditedLines:
 
         @keys.add("c-c")
         def clear(event: KeyPressEvent) -> None:
-            if event.current_buffer.text and self._drafted:
+            if self._drafted:
                 event.app.exit(result="")
             elif event.current_buffer.text:
                 event.current_buffer.reset()

@@ -6,16 +6,24 @@ which may still change, is drawn again and again, in a region no higher than the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from time import monotonic
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
-from rich.markdown import Markdown
+from rich.markdown import CodeBlock, ListItem, Markdown, MarkdownElement
 from rich.segment import Segment
+from rich.style import Style
+from rich.syntax import Syntax
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from markdown_it.token import Token
 
 _REDRAW_S = 0.06
 _CODE_THEME = "ansi_dark"
+_IS_CODE = "code"  # in the meta data of a style: the line stands at the left margin
 
 
 class MarkdownStream:
@@ -51,7 +59,7 @@ class MarkdownStream:
         if text.strip():
             if self._printed:
                 self._console.print()
-            self._console.print(render(text))
+            self._console.print(render(text), crop=False)
             self._printed = True
 
     def _draw(self) -> None:
@@ -63,7 +71,7 @@ class MarkdownStream:
                 self._printed = False  # its empty line is there already
             self._live = Live(console=self._console, transient=True, auto_refresh=False)
             self._live.start()
-        self._live.update(Tail(render(self._pending)), refresh=True)
+        self._live.update(Tail(render(self._pending, fold_code=True)), refresh=True)
         self._drawn_at = monotonic()
 
 
@@ -81,9 +89,74 @@ class Tail:
             yield Segment.line()
 
 
-def render(text: str) -> RenderableType:
-    """Return Markdown in Rich's form: code in the terminal's own colours, links as they are written."""
-    return Markdown(text.strip("\n"), code_theme=_CODE_THEME, hyperlinks=False)
+class _Code(CodeBlock):
+    """Code that can be copied: nothing before or after its lines, and long lines are left to the terminal to wrap."""
+
+    def __init__(self, lexer_name: str, theme: str, fold: bool) -> None:
+        super().__init__(lexer_name, theme)
+        self._fold = fold
+
+    @classmethod
+    def create(cls, markdown: Markdown, token: Token) -> _Code:
+        language = (token.info or "").partition(" ")[0] or "text"
+        return cls(language, markdown.code_theme, isinstance(markdown, _Markdown) and markdown.fold_code)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        code = str(self.text).rstrip()
+        text = Syntax(code, self.lexer_name, theme=self.theme, word_wrap=self._fold).highlight(code)
+        text.rstrip()
+        text.stylize(Style(meta={_IS_CODE: True}))
+        text.overflow = "fold" if self._fold else "ignore"
+        yield text
+
+
+class _Item(ListItem):
+    """A list item whose text is indented, and whose code is not."""
+
+    def render_bullet(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from self._lines(console, options, Segment(" • ", console.get_style("markdown.item.bullet")))
+
+    def render_number(self, console: Console, options: ConsoleOptions, number: int, last_number: int) -> RenderResult:
+        numeral = f"{number}".rjust(len(f"{last_number}") + 1) + " "
+        yield from self._lines(console, options, Segment(numeral, console.get_style("markdown.item.number")))
+
+    def _lines(self, console: Console, options: ConsoleOptions, mark: Segment) -> Iterable[Segment]:
+        within = options.update(width=options.max_width - len(mark.text))
+        segments = Segment.apply_style(console.render(self.elements, within), self.style)
+        for number, line in enumerate(Segment.split_lines(segments)):
+            if number == 0:
+                yield mark
+            if number == 0 and _is_code(line):
+                yield Segment.line()
+            elif number > 0 and line and not _is_code(line):
+                yield Segment(" " * len(mark.text))
+            yield from line
+            yield Segment.line()
+
+
+def _is_code(line: list[Segment]) -> bool:
+    return any(segment.style is not None and segment.style.meta.get(_IS_CODE) for segment in line)
+
+
+class _Markdown(Markdown):
+    elements: ClassVar[dict[str, type[MarkdownElement]]] = {
+        **Markdown.elements,
+        "fence": _Code,
+        "code_block": _Code,
+        "list_item_open": _Item,
+    }
+    fold_code = False
+
+
+def render(text: str, *, fold_code: bool = False) -> RenderableType:
+    """Return Markdown in Rich's form: code in the terminal's own colours, links as they are written.
+
+    Lines of code that are wider than the terminal are folded with `fold_code`, and otherwise left whole: print them
+    uncropped, and they are copied as one line.
+    """
+    markdown = _Markdown(text.strip("\n"), code_theme=_CODE_THEME, justify="default", hyperlinks=False)
+    markdown.fold_code = fold_code
+    return markdown
 
 
 def last_block(text: str) -> int:

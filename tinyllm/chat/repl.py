@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from tinyllm.chat.commands import find_command, shortened
+from tinyllm.chat.commands import as_typed, find_command, shortened
 from tinyllm.chat.interrupt import cancelling, without_echo
 from tinyllm.chat.lines import fit, fit_named
 from tinyllm.chat.session import Session, read_settings
@@ -50,7 +51,7 @@ class Repl:
         self.session = session
         self.lines = lines
         self.screen = screen
-        self.attached: dict[str, str] = {}
+        self.attached: dict[Path, str] = {}  # what /read has read, for the next message
         self.draft = ""
         self.edits_last = False
         self.over = False
@@ -80,11 +81,12 @@ class Repl:
                 if self.over:
                     raise
                 self.screen.tell("(stopped)")
-                if not self.session.model.is_loaded:
-                    self.draft = self.draft or line  # nobody waits for the model any more: it can be changed
+                if not self.session.model.is_loaded and not self.draft:
+                    self._give_back(line)
 
     def _label(self) -> str:
-        return "edit " if self.edits_last else "".join(f"[{name}] " for name in self.attached)
+        files = [f"[{shortened(path.name)}] " for path in self.attached]
+        return "".join(["edit "] * self.edits_last + files)
 
     def take(self, line: str) -> None:
         """Do what a line says. Raises TinyllmError."""
@@ -96,46 +98,50 @@ class Repl:
             name, _, argument = text[1:].strip().partition(" ")
             message = find_command(name).run(self, argument.strip())
             if message is not None:
-                self.answer(message, message, instead=True)
+                self.answer(message, as_typed(message), instead=True)
         else:
             message = text[1:] if text.startswith("//") else text
-            self.answer("\n\n".join([*self.attached.values(), message]), line, instead=instead)
+            if self.answer("\n\n".join([*self.attached.values(), message]), line, instead=instead):
+                self.attached.clear()
 
-    def answer(self, message: str, typed: str, *, instead: bool) -> None:
-        """Have a message answered, `instead` of the last one or after it. Raises TinyllmError.
+    def answer(self, message: str, typed: str, *, instead: bool) -> bool:
+        """Have a message answered, `instead` of the last one or after it; return whether an answer has begun.
 
-        Ctrl-C ends the answer, and a second one the chat. Before the first words of the answer, Ctrl-C gives back
-        what was `typed`, to be changed.
+        Ctrl-C ends the answer, and a second Ctrl-C the chat. If there are no words of the answer yet, or it fails
+        before them, nothing has changed, and the person gets what was `typed` back. Raises TinyllmError.
         """
-        dropped = self.session.dropped
+        begun, reason, dropped = False, None, self.session.dropped
         try:
             answer, chunks = self.session.ask(message, instead=instead)
-        except KeyboardInterrupt:
-            self.draft, self.edits_last = typed, instead
-            raise
+            with cancelling(answer):
+                reply = self.screen.reply(len(answer.prompt_token_ids))
+                try:
+                    for chunk in chunks:
+                        begun = begun or bool(chunk.text or chunk.reasoning)
+                        if not begun:
+                            reply.prefill(chunk.prefilled)
+                        reply.think(chunk.reasoning)
+                        reply.say(chunk.text)
+                        reason = chunk.finish_reason
+                except KeyboardInterrupt:
+                    self.over = True
+                    raise
+                finally:
+                    reply.finish()
+        finally:
+            if not begun:
+                self._give_back(typed, edits_last=instead)
         if self.session.dropped > dropped:
             self.screen.tell(f"({self.session.dropped - dropped} of the oldest messages are forgotten)")
-        reply = self.screen.reply()
-        reason, begun = None, False
-        with cancelling(answer):
-            try:
-                for chunk in chunks:
-                    begun = begun or bool(chunk.text or chunk.reasoning)
-                    if not begun:
-                        reply.prefill(chunk.prefilled, len(answer.prompt_token_ids))
-                    reply.think(chunk.reasoning)
-                    reply.say(chunk.text)
-                    reason = chunk.finish_reason
-            except KeyboardInterrupt:
-                self.over = True
-                raise
-            finally:
-                reply.finish()
-        if begun:
-            self.attached.clear()
-        elif reason == "cancelled":
-            self.draft, self.edits_last = typed, instead
+        if reason != "cancelled" and not begun:
+            self.screen.tell("(the model has answered nothing: the conversation is as it was)")
         self._say_how_it_ended(reason)
+        return begun
+
+    def _give_back(self, typed: str, *, edits_last: bool = False) -> None:
+        """Let the next line begin as what was typed, if lines can be edited."""
+        if self.lines.edits:
+            self.draft, self.edits_last = typed, edits_last
 
     def footer(self, width: int) -> str:
         """Say in one line, of so many columns, what answers, how full the context is, and how fast it went."""

@@ -12,18 +12,17 @@ from rich.text import Text
 
 from tinyllm.chat.markdown_stream import MarkdownStream, Tail, dimmed
 from tinyllm.terminal.console import TerminalConsole
+from tinyllm.terminal.prefill_bar import PrefillBar
 from tinyllm.terminal.text import tell
 
 _THOUGHT_LINES = 6
 _REDRAW_S = 0.06
-_PATIENCE_S = 0.5
-_BAR = 20  # columns
 
 
 class Reply(Protocol):
     """One answer as it is shown."""
 
-    def prefill(self, done: int, total: int) -> None:
+    def prefill(self, done: int) -> None:
         """Show how many tokens of the prompt have been processed."""
 
     def think(self, text: str) -> None:
@@ -43,8 +42,8 @@ class Screen(Protocol):
     def width(self) -> int:
         """Columns."""
 
-    def reply(self) -> Reply:
-        """Begin to show an answer."""
+    def reply(self, prompt_tokens: int) -> Reply:
+        """Begin to show an answer to a prompt of so many tokens."""
 
     def tell(self, text: str) -> None:
         """Say something that neither side has said."""
@@ -64,9 +63,9 @@ class PlainScreen:
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write
 
-    def reply(self) -> PlainReply:
+    def reply(self, prompt_tokens: int) -> PlainReply:
         """Begin an answer."""
-        return PlainReply(self._write)
+        return PlainReply(self._write, PrefillBar(TerminalConsole(stderr=True), prompt_tokens))
 
     def tell(self, text: str) -> None:
         """Print to stderr."""
@@ -81,25 +80,30 @@ class PlainScreen:
 
 
 class PlainReply:
-    """Text as it comes, ended by a line break; reasoning is not shown."""
+    """Text as it comes, ended by a line break; reasoning is not shown, and progress on stderr alone."""
 
-    def __init__(self, write: Callable[[str], None]) -> None:
+    def __init__(self, write: Callable[[str], None], bar: PrefillBar) -> None:
         self._write = write
+        self._bar = bar
         self._last = ""
 
-    def prefill(self, done: int, total: int) -> None:
-        """Plain text shows no progress."""
+    def prefill(self, done: int) -> None:
+        """Show a bar after a while."""
+        self._bar.show(done)
 
     def think(self, text: str) -> None:
         """Reasoning is no part of the answer."""
 
     def say(self, text: str) -> None:
         """Write a piece."""
-        self._write(text)
-        self._last = text or self._last
+        if text:
+            self._bar.stop()
+            self._write(text)
+            self._last = text
 
     def finish(self) -> None:
         """End the line."""
+        self._bar.stop()
         if not self._last.endswith("\n"):
             self._write("\n")
 
@@ -115,9 +119,9 @@ class RichScreen:
         """Columns of the terminal, now."""
         return self._console.width
 
-    def reply(self) -> RichReply:
+    def reply(self, prompt_tokens: int) -> RichReply:
         """Begin an answer."""
-        return RichReply(self._console)
+        return RichReply(self._console, prompt_tokens)
 
     def tell(self, text: str) -> None:
         """Print dimmed."""
@@ -135,34 +139,26 @@ class RichScreen:
 class RichReply:
     """Reasoning dimmed while it lasts, and then folded into one line; the answer as Markdown."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, prompt_tokens: int) -> None:
         self._console = console
+        self._bar = PrefillBar(console, prompt_tokens)
         self._markdown = MarkdownStream(console)
         self._thought = ""
         self._thinking_since = 0.0
         self._drawn_at = 0.0
         self._live: Live | None = None
-        self._began = monotonic()
 
-    def prefill(self, done: int, total: int) -> None:
-        """Show a bar once the prompt has taken half a second."""
-        if not 0 < done < total or monotonic() - self._began < _PATIENCE_S:
-            return
-        if self._live is None:
-            self._live = Live(console=self._console, transient=True, auto_refresh=False)
-            self._live.start()
-        filled = _BAR * done // total
-        bar = "━" * filled + "╌" * (_BAR - filled)
-        self._live.update(dimmed(f"reading the prompt {bar} {done:,} of {total:,} tokens"), refresh=True)
+    def prefill(self, done: int) -> None:
+        """Show a bar after a while."""
+        self._bar.show(done)
 
     def think(self, text: str) -> None:
         """Show the last lines of what is thought."""
         if not text:
             return
-        if not self._thinking_since:
-            self._stop_live()
-            self._thinking_since = monotonic()
         if self._live is None:
+            self._bar.stop()
+            self._thinking_since = monotonic()
             self._live = Live(console=self._console, transient=True, auto_refresh=False)
             self._live.start()
         self._thought += text
@@ -184,16 +180,10 @@ class RichReply:
         self._console.print()
 
     def _fold(self) -> None:
-        thought = self._stop_live() and self._thinking_since
-        if thought:
-            seconds = monotonic() - self._thinking_since
-            self._console.print(dimmed(f"(thought for {seconds:.1f} s: /think show)"))
-            self._console.print()
-
-    def _stop_live(self) -> bool:
-        """Take away what is drawn again and again; return whether there was anything."""
+        self._bar.stop()
         if self._live is None:
-            return False
+            return
         self._live.stop()
         self._live = None
-        return True
+        self._console.print(dimmed(f"(thought for {monotonic() - self._thinking_since:.1f} s: /think show)"))
+        self._console.print()

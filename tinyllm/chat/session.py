@@ -77,7 +77,7 @@ class Session:
         self.store = store
         self.transcript = transcript
         self.statistics: Statistics | None = None
-        self.dropped = 0
+        self.dropped = 0  # messages that were forgotten because the context was full
         self._template_args = dict(template_args or {})
         self._behind = False  # whether the file lacks something that could not be written
 
@@ -96,11 +96,11 @@ class Session:
         if the template refuses.
         """
         question = Message(USER, text)
-        prompt_ids = self._prompt_with_room(question, instead=instead)
+        prompt_ids, dropped = self._prompt_with_room(question, instead=instead)
         answer = self.llm.answer(prompt_ids, tells_reasoning=True, **self.in_force)
-        return answer, self._chunks(question, answer, instead=instead)
+        return answer, self._chunks(question, answer, instead=instead, dropped=dropped)
 
-    def _chunks(self, question: Message, answer: Answer, *, instead: bool) -> Iterator[Chunk]:
+    def _chunks(self, question: Message, answer: Answer, *, instead: bool, dropped: int) -> Iterator[Chunk]:
         said: list[str] = []
         thought: list[str] = []
         try:
@@ -108,6 +108,7 @@ class Session:
                 if not said and (chunk.text or chunk.reasoning):
                     if instead:
                         self.undo()
+                    self._forget(dropped)
                     self._begin_file(question.content)
                     self._say(question)
                 if said or chunk.text or chunk.reasoning:
@@ -119,35 +120,43 @@ class Session:
             if said:
                 self._say(Message(ASSISTANT, "".join(said), "".join(thought)))
 
-    def _prompt_with_room(self, question: Message, *, instead: bool) -> list[int]:
-        """Return the tokens of the next prompt, after dropping the oldest turns if an answer would not fit."""
-        context = self.llm.context
-        room = max(1, context // _ROOM_SHARE) if self.overflow == "shift" else 1
-        while True:
-            before = self.conversation.without_last() if instead else self.conversation
-            prompt_ids = self._encode(before.prompt(question))
-            if len(prompt_ids) + room <= context:
-                return prompt_ids
-            if self.overflow == "shift" and self._forget_oldest():
-                continue
-            if not before.messages:
-                raise ContextLengthError(
-                    f"this message takes {len(prompt_ids):,} tokens, and the context has {context:,}, of which"
-                    f" {room:,} are kept for the answer: shorten the message, or start with a larger --max-context"
-                )
-            raise ContextLengthError(
-                f"the conversation would take {len(prompt_ids):,} of the context's {context:,} tokens: /undo,"
-                " /clear, or start with --overflow shift, which forgets the oldest turns"
-            )
+    def _prompt_with_room(self, question: Message, *, instead: bool) -> tuple[list[int], int]:
+        """Return the tokens of the next prompt, and how many of the oldest messages it leaves out.
 
-    def _forget_oldest(self) -> bool:
-        before = len(self.conversation.messages)
-        if not self.conversation.drop_oldest():
-            return False
-        dropped = before - len(self.conversation.messages)
-        self.dropped += dropped
-        self._note(drop=dropped)
-        return True
+        With `overflow` "shift" the oldest exchanges are left out until an answer of some length fits.
+        """
+        context = self.llm.context
+        said = self.conversation
+        before = said.without_last() if instead else Conversation(said.system, said.messages)
+        turns = len(before.messages)
+        while True:
+            prompt_ids = self._encode(before.prompt(question))
+            shifts = self.overflow == "shift" and bool(before.messages)
+            if len(prompt_ids) + (max(1, context // _ROOM_SHARE) if shifts else 1) <= context:
+                return prompt_ids, turns - len(before.messages)
+            if not shifts:
+                raise ContextLengthError(self._too_long(len(prompt_ids), alone=not before.messages))
+            before.drop_oldest()
+
+    def _too_long(self, tokens: int, *, alone: bool) -> str:
+        context = self.llm.context
+        if alone:
+            system = "" if self.conversation.system is None else " with the system message"
+            return (
+                f"the message{system} takes {tokens:,} tokens, and the context has {context:,}: shorten it, or start"
+                " with a larger --max-context if the model allows that"
+            )
+        return (
+            f"the conversation would take {tokens:,} of the context's {context:,} tokens: /undo, /clear, or start"
+            " with --overflow shift, which forgets the oldest turns"
+        )
+
+    def _forget(self, count: int) -> None:
+        """Drop the oldest messages, so many."""
+        if count:
+            del self.conversation.messages[:count]
+            self.dropped += count
+            self._note(drop=count)
 
     # ------------------------------------------------------------ what is in force
 
@@ -220,7 +229,8 @@ class Session:
     def rename(self, name: str) -> None:
         """Give the conversation's file another name. Raises ChatFileError."""
         if self.transcript is None:
-            raise ChatFileError("this conversation is not saved: /save NAME saves it")
+            when = "not saved: /save saves it" if self.store is None else "saved from the first message on"
+            raise ChatFileError(f"this conversation has no file to rename: it is {when}")
         self.transcript.rename(name)
 
     def _say(self, message: Message) -> None:

@@ -6,8 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tinyllm.errors import UsageError
+
 if TYPE_CHECKING:
     from tinyllm.llm import LLM, Answer
+
+
+def check_not_blank(prompt: str, *, raw: bool) -> None:
+    """Raise UsageError for a prompt that asks nothing; a `raw` one may be empty, and starts from nothing."""
+    if not raw and not prompt.strip():
+        raise UsageError("the prompt is blank (--raw continues even an empty one)")
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,7 @@ class Asking:
         """
         settings = {**self.settings, **own}
         if isinstance(content, str):
+            check_not_blank(content, raw=self.raw)
             if self.raw or llm.tokenizer.chat_template is None:
                 return llm.generate(content, parse_special=self.raw, **settings)
             content = [{"role": "user", "content": content}]

@@ -13,7 +13,7 @@ import typer
 from tinyllm.chat.figures import figures
 from tinyllm.chat.interrupt import cancelling
 from tinyllm.cli import console, options
-from tinyllm.cli.asking import Asking
+from tinyllm.cli.asking import Asking, check_not_blank
 from tinyllm.cli.prompt import read_prompt
 from tinyllm.cli.prompt_cache import PromptCache
 from tinyllm.errors import UsageError
@@ -94,7 +94,9 @@ def generate(
         loading = partial(load, cache, model, offline, running.arguments(batch=at_once))
         with_figures = console.on_terminal() if stats is None else stats
         if prompts is None:
-            _answer(read_prompt(prompt), asking, loading, cache, as_json=as_json, with_figures=with_figures)
+            text = read_prompt(prompt)
+            check_not_blank(text, raw=raw)
+            _answer(text, asking, loading, cache, as_json=as_json, with_figures=with_figures)
         else:
             from tinyllm.cli.batch import Plan, answer_file
             from tinyllm.hub.choice import choose
@@ -160,8 +162,7 @@ def _answer(
         if not as_json:
             _print_text(answer, chunks, progress, with_figures=with_figures)
             return
-        progress.show("answering")
-        report, interrupted = _report(llm, answer, chunks)
+        report, interrupted = _report(llm, answer, chunks, progress)
         progress.clear()
         console.write(json.dumps(report, ensure_ascii=False) + "\n")
         if interrupted:
@@ -171,10 +172,10 @@ def _answer(
 def _print_text(answer: Answer, chunks: Iterator[Chunk], progress: Progress, *, with_figures: bool) -> None:
     """Stream the answer to stdout, and end its last line; reasoning is shown beside it on a terminal only."""
     prompt_tokens, last, thinking = len(answer.prompt_token_ids), "", False
-    progress.show(f"reading the prompt: {prompt_tokens:,} tokens")
+    progress.prefill(0, prompt_tokens)
     for chunk in chunks:
-        if 0 < chunk.prefilled < prompt_tokens:
-            progress.show(f"reading the prompt: {chunk.prefilled:,} of {prompt_tokens:,} tokens")
+        if chunk.prefilled < prompt_tokens:
+            progress.prefill(chunk.prefilled, prompt_tokens)
         if chunk.reasoning:
             progress.aside(chunk.reasoning)
             thinking = True
@@ -193,10 +194,18 @@ def _print_text(answer: Answer, chunks: Iterator[Chunk], progress: Progress, *, 
                 tell("\n".join(figures(chunk.statistics, console.columns())))
 
 
-def _report(llm: LLM, answer: Answer, chunks_of: Iterator[Chunk]) -> tuple[dict[str, Any], bool]:
+def _report(llm: LLM, answer: Answer, chunks_of: Iterator[Chunk], progress: Progress) -> tuple[dict[str, Any], bool]:
     """Return what --json prints, and whether Ctrl-C ended the answer early: what there is of it is printed too."""
+    chunks: list[Chunk] = []
+    prompt_tokens = len(answer.prompt_token_ids)
+    progress.prefill(0, prompt_tokens)
     with cancelling(answer) as interrupted:
-        chunks = list(chunks_of)
+        for chunk in chunks_of:
+            if chunk.prefilled < prompt_tokens:
+                progress.prefill(chunk.prefilled, prompt_tokens)
+            elif not chunks or chunks[-1].prefilled < prompt_tokens:
+                progress.show("answering")
+            chunks.append(chunk)
     statistics = chunks[-1].statistics
     assert statistics is not None
     measured = asdict(statistics)

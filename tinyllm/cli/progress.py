@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
 
+    from tinyllm.terminal.prefill_bar import PrefillBar
+
 
 class Progress:
     """One line on stderr that turns, and makes way for text. A context manager, which leaves no trace of it."""
@@ -17,6 +19,7 @@ class Progress:
     def __init__(self) -> None:
         self._console: Console | None = None
         self._live: Live | None = None
+        self._bar: PrefillBar | None = None
         if console.on_terminal():
             from tinyllm.terminal.console import TerminalConsole
 
@@ -36,6 +39,8 @@ class Progress:
         from rich.spinner import Spinner
         from rich.text import Text
 
+        if self._bar is not None:
+            self._bar.stop()
         line = Spinner("dots", Text(doing), style="status.spinner")
         if self._live is None:
             # Without redirect_stdout=False, Rich would show here what is written to stdout, which is the answer's.
@@ -43,8 +48,21 @@ class Progress:
             self._live.start()
         self._live.update(line, refresh=True)
 
+    def prefill(self, done: int, total: int) -> None:
+        """Show how many of the prompt's tokens are processed, in place of the line, once that has taken a while."""
+        if self._console is None:
+            return
+        if self._bar is None:
+            from tinyllm.terminal.prefill_bar import PrefillBar
+
+            self.clear()
+            self._bar = PrefillBar(self._console, total)
+        self._bar.show(done)
+
     def clear(self) -> None:
-        """Take the line away."""
+        """Take the line away, or the bar."""
+        if self._bar is not None:
+            self._bar.stop()
         if self._live is not None:
             self._live.stop()
             self._live = None

@@ -7,7 +7,7 @@ import stat
 import sys
 
 from tinyllm.errors import UsageError
-from tinyllm.text.given import read_whole
+from tinyllm.text.given import decoded, read_whole
 
 
 def read_prompt(argument: str | None) -> str:
@@ -36,4 +36,4 @@ def _is_redirected() -> bool:
 
 
 def _read_stdin() -> str:
-    return read_whole(sys.stdin.buffer, "stdin").decode("utf-8", errors="replace").removesuffix("\n")
+    return decoded(read_whole(sys.stdin.buffer, "stdin"), "stdin").removesuffix("\n")

@@ -50,6 +50,8 @@ class SamplingParams:
         _check("top_p", self.top_p, 0, 1)
         _check("min_p", self.min_p, 0, 1)
         _check_count("seed", self.seed, MAX_SEED)
+        if not isinstance(self.logit_bias, Mapping):
+            raise UsageError(f"logit_bias must map token ids to numbers, not {self.logit_bias!r:.60}")
         for token_id, bias in self.logit_bias.items():
             _check_count("a token id of logit_bias", token_id)
             _check(f"logit_bias of token {token_id}", bias, -1000, 1000)

@@ -7,7 +7,7 @@ from typing import IO
 
 from tinyllm.errors import UsageError
 
-__all__ = ["MOST_BYTES", "encodable", "read_text", "read_whole", "too_large"]
+__all__ = ["MOST_BYTES", "decoded", "encodable", "read_text", "read_whole", "too_large"]
 
 MOST_BYTES = 16 << 20  # about four million tokens of English
 
@@ -16,12 +16,21 @@ def read_text(path: Path) -> str:
     """Read a UTF-8 file. Raises UsageError, naming it, for what is none, or goes on for more than `MOST_BYTES`."""
     try:
         with path.open("rb") as file:
-            text = read_whole(file, str(path)).decode("utf-8")
-    except UnicodeDecodeError:
-        raise UsageError(f"{path}: is not text in UTF-8") from None
+            text = decoded(read_whole(file, str(path)), str(path))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def decoded(content: bytes, name: str) -> str:
+    """Return bytes as text. Raises UsageError, with the file's name, if they are not UTF-8 or contain a NUL."""
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError:
+        raise UsageError(f"{name}: is not text in UTF-8") from None
+    if "\0" in text:
+        raise UsageError(f"{name}: is not text: it contains NUL bytes")
+    return text
 
 
 def encodable(text: str) -> str:
