@@ -44,7 +44,7 @@ def test_ctrl_c_before_the_first_word_gives_the_message_back_and_writes_nothing(
     store = TranscriptStore(tmp_path / "chats")
     (tmp_path / "notes.txt").write_text("n")
     repl, typed, _ = talk(store, "hello", "again", llm=Silent())
-    repl.attached = {"notes.txt": "notes"}
+    repl.attached = {tmp_path / "notes.txt": "notes"}
     repl.run()
     assert typed.drafts == ["[notes.txt] ", "[notes.txt] hello", "[notes.txt] again"]
     assert (said(repl.session), store.names(), repl.session.statistics) == ([], [], None)
@@ -138,6 +138,6 @@ def test_save_writes_a_copy_and_rename_moves_the_file(tmp_path: Path) -> None:
 def test_a_first_message_that_fills_the_context_says_what_to_do() -> None:
     repl, _, _ = talk(None)
     repl.session.overflow = "shift"
-    with pytest.raises(ContextLengthError, match=r"this message takes .* shorten the message") as failure:
+    with pytest.raises(ContextLengthError, match=r"the message takes .* shorten it") as failure:
         repl.session.ask("x" * 2000)
     assert "--overflow" not in str(failure.value)
