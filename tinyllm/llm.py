@@ -171,6 +171,8 @@ class LLM:
         contents = read_contents(self.path)
         self.config = contents.config
         self.tokenizer = Tokenizer.of(contents)
+        if self.tokenizer.chat_template is not None:
+            self.tokenizer.chat_template.worker.start()  # in the time that the weights take
         generation = GenerationConfig.from_folder(self.path)
         self.stop_ids = frozenset(self.config.eos_token_ids) | set(generation.eos_token_ids) | self.tokenizer.eos_ids
         self._defaults = _checked_defaults(generation.sampling, self.path / GENERATION_CONFIG)
@@ -308,6 +310,8 @@ class LLM:
     def close(self) -> None:
         """Stop the engine and give back its memory; twice is no error."""
         self._worker.close()
+        if self.tokenizer.chat_template is not None:
+            self.tokenizer.chat_template.worker.close()
 
     def __enter__(self) -> LLM:
         return self
