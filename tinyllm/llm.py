@@ -216,6 +216,8 @@ class LLM:
         contents = read_contents(self.path)
         self.config = contents.config
         self.tokenizer = Tokenizer.of(contents)
+        if self.tokenizer.chat_template is not None:
+            self.tokenizer.chat_template.worker.start()  # while the weights are read
         header = contents.header
         self._generation = (
             GenerationConfig.from_folder(self.path) if header is None else GenerationConfig.from_gguf(header.metadata)
@@ -369,6 +371,8 @@ class LLM:
     def close(self) -> None:
         """Stop the engine and give back its memory; twice is no error."""
         self._worker.close()
+        if self.tokenizer.chat_template is not None:
+            self.tokenizer.chat_template.worker.close()
 
     def __enter__(self) -> LLM:
         return self

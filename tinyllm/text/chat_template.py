@@ -1,12 +1,11 @@
 """Messages to a prompt: the Jinja chat template of a checkpoint.
 
-Templates are programs from strangers. They run in `sandbox.BoundedEnvironment`, see plain JSON values only, and
-render what transformers' `apply_chat_template` renders, byte for byte.
+Templates are programs from strangers. They run in a process of their own (`template_worker.TemplateWorker`), see
+plain JSON values only, and render what transformers' `apply_chat_template` renders, byte for byte.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from tinyllm.errors import ChatTemplateError
 from tinyllm.text.arguments import Arguments
 
 if TYPE_CHECKING:
-    from jinja2 import Template
+    from tinyllm.text.template_worker import TemplateWorker
 
 __all__ = ["THINKING", "ChatTemplate", "Message", "chat_values", "find_templates", "has_template"]
 
@@ -30,13 +29,20 @@ _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 
 class ChatTemplate:
-    """The templates of one checkpoint by name ("default", "tool_use", ...), compiled on first use.
+    """The templates of one checkpoint by name ("default", "tool_use", ...).
 
-    `variables` are the special tokens that templates know by name (`bos_token`, `eos_token`, ...).
-    Rendering changes nothing here, so that threads may share one.
+    `variables` are the special tokens that templates know by name (`bos_token`, `eos_token`, ...). `worker` is the
+    process that renders, by default a new one, which starts with the first use. Threads may share a `ChatTemplate`.
     """
 
-    def __init__(self, templates: Mapping[str, str], variables: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        templates: Mapping[str, str],
+        variables: Mapping[str, str] | None = None,
+        worker: TemplateWorker | None = None,
+    ):
+        from tinyllm.text.template_worker import TemplateWorker
+
         if not templates:
             raise ChatTemplateError("a chat template needs at least one template")
         for name, source in templates.items():
@@ -44,7 +50,7 @@ class ChatTemplate:
                 raise ChatTemplateError(f"chat template {name!r} is larger than {MAX_TEMPLATE_BYTES:,} bytes")
         self.templates = dict(templates)
         self.variables = dict(variables or {})
-        self._compiled = functools.lru_cache(maxsize=None)(_compile)
+        self.worker = worker or TemplateWorker()
 
     def source(self, name: str | None = None, *, tools: object = None) -> str:
         """The template of that name; without one "tool_use" where there are tools, else "default".
@@ -61,15 +67,9 @@ class ChatTemplate:
     def reads(self, *names: str) -> bool:
         """Whether the default template looks at any of these variables; others that are given have no effect.
 
-        Raises ChatTemplateError where it is broken.
+        Raises ChatTemplateError if the template is broken.
         """
-        from jinja2.meta import find_undeclared_variables
-
-        from tinyllm.text.sandbox import BoundedEnvironment
-
-        source = self.source()
-        self._compiled(source)  # raises
-        return not find_undeclared_variables(BoundedEnvironment().parse(source)).isdisjoint(names)
+        return not self.worker.variables(self.source()).isdisjoint(names)
 
     def render(
         self,
@@ -84,8 +84,8 @@ class ChatTemplate:
         """The prompt for these messages, special tokens written out.
 
         Messages, tools, documents and kwargs (`enable_thinking`, `reasoning_effort`, ...) hold JSON values.
-        Arguments of a tool call may be a mapping or its JSON text. Raises ChatTemplateError where the template
-        is broken or unsafe, does too much work, or rejects the messages: then with the template's own words.
+        Arguments of a tool call may be a mapping or its JSON text. Raises ChatTemplateError if the template is broken
+        or unsafe, takes too much time or memory, or rejects the messages: then with the template's own words.
         """
         values = chat_values(messages, tools=tools, documents=documents, **kwargs)
         return self.render_values(values, add_generation_prompt=add_generation_prompt, template=template)
@@ -95,44 +95,9 @@ class ChatTemplate:
     ) -> str:
         """The same for what `chat_values` made."""
         source = self.source(template, tools=values["tools"])
-        return _render(
-            self._compiled(source), {**self.variables, "add_generation_prompt": add_generation_prompt, **values}
+        return self.worker.render(
+            source, {**self.variables, "add_generation_prompt": add_generation_prompt, **values}
         )
-
-
-def _compile(source: str) -> Template:
-    from jinja2 import TemplateSyntaxError
-
-    from tinyllm.text.sandbox import BoundedEnvironment
-
-    try:
-        return BoundedEnvironment().from_string(source)
-    except TemplateSyntaxError as error:
-        raise ChatTemplateError(f"the chat template is broken in line {error.lineno}: {_one_line(error)}") from error
-    except (RecursionError, MemoryError, SyntaxError, ValueError, OverflowError) as error:
-        raise ChatTemplateError(f"the chat template cannot be compiled: {_one_line(error)}") from error
-
-
-def _render(template: Template, names: Mapping[str, Any]) -> str:
-    from jinja2.exceptions import SecurityError
-
-    from tinyllm.text.budget import BudgetError
-
-    try:
-        return template.render(names)
-    except SecurityError as error:
-        raise ChatTemplateError(f"the chat template is unsafe: {_one_line(error)}") from error
-    except BudgetError as error:
-        raise ChatTemplateError(f"the chat template does too much: {_one_line(error)}") from error
-    except RecursionError as error:
-        raise ChatTemplateError("the chat template does too much: it calls itself too deeply") from error
-    except Exception as error:  # a template may fail in as many ways as Python
-        raise ChatTemplateError(f"the chat template rejects the messages: {_one_line(error)}") from error
-
-
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 500 else text[:500] + "..."
 
 
 def chat_values(
@@ -192,6 +157,10 @@ def _plain(value: Any, depth: int = 0) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item, depth + 1) for item in value]
     raise ChatTemplateError(f"messages hold JSON values only, not {type(value).__name__}")
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def find_templates(path: Path, tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
