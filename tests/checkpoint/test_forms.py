@@ -758,3 +758,13 @@ def test_any_shapes_and_types_are_a_table_or_faults(name: str, data: st.DataObje
     assert all(str(fault).isprintable() for fault in table.faults.values())
     with pytest.raises(TensorMismatchError):
         check_tensors(table.tensors, config, Path("x"))
+
+
+def test_fp8_is_seen_in_files_whose_config_says_nothing_of_it(tmp_path: Path) -> None:
+    said, pack, _ = CASES["fp8-whole"]
+    packed, dense = write_pair(tmp_path, tiny.config(**SIZES, num_hidden_layers=1), said, pack)
+    values = json.loads((packed / "config.json").read_text(encoding="utf-8"))
+    del values["quantization_config"]
+    tiny.write_json(packed / "config.json", values)
+    module = "model.layers.0.mlp.up_proj"
+    assert mx.array_equal(store_of(packed).dense(module), store_of(dense).dense(module))

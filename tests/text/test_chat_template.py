@@ -218,3 +218,34 @@ def test_a_broken_template_is_an_error_of_one_line(source):
     with pytest.raises(ChatTemplateError) as caught:
         render(source)
     assert "\n" not in str(caught.value)
+
+
+TEXT_ONLY = "{% for m in messages %}[{{ m.role }}] {{ m.content | trim }}\n{% endfor %}"
+PARTS_ONLY = (
+    "{% for m in messages %}[{{ m.role }}] {% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}"
+    "{% endfor %}\n{% endfor %}"
+)
+EITHER = (
+    "{% for m in messages %}[{{ m.role }}] {% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}\n{% endfor %}"
+)
+PARTS = [{"type": "text", "text": "Hello "}, {"type": "text", "text": "you"}]
+
+
+@pytest.mark.parametrize("source", [TEXT_ONLY, PARTS_ONLY, EITHER], ids=["text", "parts", "either"])
+@pytest.mark.parametrize("content", ["Hello you", PARTS], ids=["a text", "parts"])
+def test_content_is_given_as_the_template_takes_it(source, content):
+    template = ChatTemplate({"default": source})
+    assert template.render([{"role": "user", "content": content}]).strip() == "[user] Hello you"
+
+
+def test_a_part_that_is_no_text_is_refused_by_a_template_of_texts():
+    image = {"type": "image_url", "image_url": {"url": "x"}}
+    with pytest.raises(ChatTemplateError, match="'image_url', and this model's template takes text only"):
+        ChatTemplate({"default": TEXT_ONLY}).render([{"role": "user", "content": [*PARTS, image]}])
+
+
+def test_a_template_that_wants_more_than_one_message_gets_content_as_it_is():
+    source = "{% if messages | length < 2 %}{{ raise_exception('more') }}{% endif %}{{ messages[0].content }}"
+    messages = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
+    assert ChatTemplate({"default": source}).render(messages) == "a"

@@ -67,7 +67,7 @@ def test_without_a_format_all_is_answer():
     assert split(None, "<think>a</think>b") == ("", "<think>a</think>b")
 
 
-@pytest.mark.parametrize("name", ["think", "magistral", "seed", "kimi", "exaone"])
+@pytest.mark.parametrize("name", ["think", "magistral", "seed", "kimi", "exaone", "apertus", "gemma4"])
 def test_every_family_has_its_marks(name):
     opening, closing = BY_NAME[name].marks
     assert split(BY_NAME[name], f"{opening}a{closing}b") == ("a", "b")
@@ -101,3 +101,20 @@ def test_pieces_rejoin(reasoning, answer):
     if THINK.opening in reasoning or "</think>" in reasoning:
         return
     assert split(THINK, f"<think>{reasoning}</think>{answer}") == (reasoning.strip("\n"), answer.lstrip("\n"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hunyuan", "<think>\na\n</think>\n<answer>\nb\n</answer>"),
+        ("solar", "<|think|>a<|end|><|begin|>assistant<|content|>b"),
+        ("gemma4", "<|channel>thought\na<channel|>b"),
+    ],
+)
+def test_marks_of_several_parts_are_found_in_any_pieces(name, text):
+    assert split(BY_NAME[name], text) == ("a", "b")
+    assert split(BY_NAME[name], *text) == ("a", "b")
+
+
+def test_control_tokens_that_are_a_part_of_a_mark_are_shown():
+    assert BY_NAME["gemma4"].shown == {"<|channel>", "<|channel>thought", "<channel|>"}

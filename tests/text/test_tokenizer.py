@@ -443,3 +443,9 @@ def test_special_tokens_are_never_normalized(tmp_path):
     assert tokenizer.decode(encoded) == plain.decode(encoded)
     stream = tokenizer.detokenizer()
     assert "".join(map(stream.add, encoded)) + stream.finish() == tokenizer.decode(encoded)
+
+
+def test_a_special_token_that_no_token_is_as_long_as_is_refused(tmp_path):
+    save(tmp_path, byte_level(), {"bos_token": "x" * 100_000})
+    with pytest.raises(TokenizerError, match="bos_token has 100,000 characters"):
+        Tokenizer.from_folder(tmp_path)

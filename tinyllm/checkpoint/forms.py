@@ -30,6 +30,7 @@ from tinyllm.errors import CheckpointError, TensorMismatchError, UnsupportedQuan
 
 __all__ = ["TYPES_OF_PARTS", "MadeTensor", "restate"]
 
+_FP8_BLOCK = (128, 128)  # the block of scales where config.json names none
 TYPES_OF_PARTS = frozenset({"I8", "I32", "I64", "F8_E4M3"})  # beside those that canonical tensors are of
 _FLOATS, _INTEGERS = ("F16", "BF16", "F32"), ("I8", "I32", "I64")
 # What activations, caches and sizes are described with: nothing of it is needed to compute in floating point.
@@ -329,3 +330,11 @@ def _present(parts: Parts, leaf: str, stored: Stored) -> TensorInfo:
         first = next(iter(parts.values()))
         raise TensorMismatchError(f"{first.file}: {first.name} ({stored.label}) stands there without its {leaf[1:]}")
     return parts[leaf]
+
+
+def seen_in(headers: Mapping[Path, Mapping[str, TensorInfo]]) -> Stored | None:
+    """Return the form of files whose config.json has no quantization: fp8 matrices beside their scales, or none."""
+    infos = {name: info for tensors in headers.values() for name, info in tensors.items()}
+    matrices = (name for name, info in infos.items() if info.dtype == "F8_E4M3" and name.endswith(".weight"))
+    scaled = any(f"{name}{leaf}" in infos for name in matrices for leaf in ("_scale_inv", "_scale"))
+    return Stored(Fp8(_FP8_BLOCK), "fp8", None) if scaled else None

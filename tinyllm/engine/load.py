@@ -96,7 +96,7 @@ def _warm_up(engine: Engine) -> None:
     name = sha256(repr((layers, model.dtype, model.features, engine.pools.kv_bits)).encode()).hexdigest()[:16]
     if not engine.compiler.is_cold(name) or engine.context <= _WARM_UP_PROMPT + _WARM_UP_TOKENS:
         return
-    logger.info("compiling kernels for this processor, once")
+    logger.info("compiling kernels, once per machine (about 20 seconds)")
     engine.run([Request((0,) * _WARM_UP_PROMPT, max_tokens=_WARM_UP_TOKENS)])
     engine.pools.manager.clear()
     engine.compiler.warmed_up(name)

@@ -7,6 +7,7 @@ plain JSON values only, and render what transformers' `apply_chat_template` rend
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ Message = Mapping[str, Any]
 THINKING = ("enable_thinking", "thinking")  # what templates call the switch for reasoning
 MAX_TEMPLATE_BYTES = 2**20  # the longest in use are under 50 kB
 MAX_DEPTH = 100  # of lists and mappings within each other
+_PROBE = "probe7c1e"  # a word that no template has
+_IN_A_LIST = re.compile(r"['\"]type['\"]\s*:")  # parts written out as Python or JSON has them
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -51,6 +54,7 @@ class ChatTemplate:
         self.templates = dict(templates)
         self.variables = dict(variables or {})
         self.worker = worker or TemplateWorker()
+        self._forms: dict[str, tuple[bool, bool]] = {}
 
     def source(self, name: str | None = None, *, tools: object = None) -> str:
         """The template of that name; without one "tool_use" where there are tools, else "default".
@@ -95,9 +99,42 @@ class ChatTemplate:
     ) -> str:
         """The same for what `chat_values` made."""
         source = self.source(template, tools=values["tools"])
+        values = {**values, "messages": [self._in_form(source, message) for message in values["messages"]]}
         return self.worker.render(
             source, {**self.variables, "add_generation_prompt": add_generation_prompt, **values}
         )
+
+    def _in_form(self, source: str, message: Any) -> Any:
+        """Return a message with its content as the template takes it: as a text, or as parts of type "text"."""
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if isinstance(content, str) and content and not self._takes(source)[0]:
+            return {**message, "content": [{"type": "text", "text": content}]}
+        if isinstance(content, list) and content and not self._takes(source)[1]:
+            return {**message, "content": "".join(map(_text_of, content))}
+        return message
+
+    def _takes(self, source: str) -> tuple[bool, bool]:
+        """Whether a template renders a text, and parts of type "text"; found out by rendering both, once."""
+        if source not in self._forms:
+            shown = []
+            for content in (_PROBE, [{"type": "text", "text": _PROBE}]):
+                values = {**self.variables, "tools": None, "documents": None, "add_generation_prompt": False}
+                try:
+                    text = self.worker.render(source, {**values, "messages": [{"role": "user", "content": content}]})
+                except ChatTemplateError:  # it may want more than one message
+                    text = ""
+                shown.append(_PROBE in text and not _IN_A_LIST.search(text))
+            self._forms[source] = (shown[0], shown[1]) if any(shown) else (True, True)
+        return self._forms[source]
+
+
+def _text_of(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    raise ChatTemplateError(f"a message has a part of type {kind!r}, and this model's template takes text only")
 
 
 def chat_values(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tinyllm.text.stops import overlap
@@ -34,13 +34,19 @@ class ReasoningFormat:
     `opening` is what begins it, as a chat template may have written already. `marks` maps texts to the part that
     follows them; None stands for `<|message|>`, where the header before it decides. `anywhere` is for marks that
     are control tokens and count wherever they are; others count only around a block at the very start, as an answer
-    may speak of `<think>`.
+    may speak of `<think>`. `controls` are control tokens that are a part of a mark.
     """
 
     name: str
     opening: str
     marks: Mapping[str, Part | None]
     anywhere: bool = False
+    controls: tuple[str, ...] = ()
+
+    @property
+    def shown(self) -> frozenset[str]:
+        """The control tokens that a stream must show for its marks to be found."""
+        return frozenset({*self.marks, *self.controls})
 
     def opened_by(self, prompt: str) -> bool:
         """Whether a rendered prompt ends inside the reasoning, which its template has opened (fault 25)."""
@@ -74,14 +80,32 @@ _HARMONY = ReasoningFormat(
     anywhere=True,
 )
 
+_SOLAR = ReasoningFormat(
+    "solar",
+    "<|think|>",
+    {"<|think|>": Part.REASONING, "<|content|>": Part.ANSWER, "<|begin|>": Part.HEADER, "<|end|>": Part.HEADER},
+    anywhere=True,
+)
+_HUNYUAN = ReasoningFormat(
+    "hunyuan",
+    "<think>",
+    {"<think>": Part.REASONING, "</think>": Part.ANSWER, "<answer>": Part.ANSWER, "</answer>": Part.ANSWER},
+    anywhere=True,
+)
+_GEMMA4 = replace(_tags("gemma4", "<|channel>thought", "<channel|>"), controls=("<|channel>",))
+
 # From the chat templates of Qwen 3, DeepSeek R1, SmolLM 3, GLM 4.5, Phi 4 and many more; Magistral; Seed-OSS; Kimi;
-# EXAONE Deep; Command A Reasoning; gpt-oss (https://cookbook.openai.com/articles/openai-harmony).
+# EXAONE Deep; Apertus; Gemma 4; Hunyuan; Solar Open; Command A Reasoning; gpt-oss (https://cookbook.openai.com/articles/openai-harmony).
 FORMATS = (
+    _HUNYUAN,  # whose templates know the marks of the next one too
     _tags("think", "<think>", "</think>"),
     _tags("magistral", "[THINK]", "[/THINK]"),
     _tags("seed", "<seed:think>", "</seed:think>"),
     _tags("kimi", "◁think▷", "◁/think▷"),
     _tags("exaone", "<thought>", "</thought>"),
+    _tags("apertus", "<|inner_prefix|>", "<|inner_suffix|>"),
+    _GEMMA4,
+    _SOLAR,
     _COMMAND_A,
     _HARMONY,
 )

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["SpecialTokens", "read_json_object"]
 
 MAX_JSON_BYTES = 64 * 2**20  # the largest tokenizer_config.json in use is about 1 MB
+MAX_TOKEN_CHARACTERS = 1000
 _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
@@ -107,6 +108,10 @@ def _token(entry: Any, source: Path, key: str) -> AddedToken:
     from tokenizers import AddedToken
 
     text = entry.get("content") if isinstance(entry, Mapping) else entry
+    if isinstance(text, str) and len(text) > MAX_TOKEN_CHARACTERS:
+        raise TokenizerError(
+            f"{source}: {key} has {len(text):,} characters, and {MAX_TOKEN_CHARACTERS:,} are the most"
+        )
     if isinstance(text, str) and encodable(text) != text:
         raise TokenizerError(f"{source}: {key} holds {text!a:.80}, which is no text")
     if isinstance(entry, str):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -26,7 +27,7 @@ class ControlStrings:
 
     def __init__(self, controls: Collection[str]):
         self.all = frozenset(controls)
-        self._prefixes = {text[:end] for text in self.all for end in range(1, len(text))}
+        self._sorted = sorted(self.all)
         self._longest = max(map(len, self.all), default=0)
         self.pattern = functools.lru_cache(maxsize=8)(self._pattern)
 
@@ -39,7 +40,12 @@ class ControlStrings:
         """Whether the text ends (spaces aside) with the beginning of one, which text after it might complete."""
         text = text.rstrip()
         lengths = range(1, min(len(text), self._longest) + 1)
-        return any(text[-length:] in self._prefixes for length in lengths)
+        return any(self._begins(text[-length:]) for length in lengths)
+
+    def _begins(self, text: str) -> bool:
+        """Whether some control string begins with `text`: then the first one that is not less than it does."""
+        place = bisect_left(self._sorted, text)
+        return place < len(self._sorted) and self._sorted[place].startswith(text)
 
 
 class StandIns:

@@ -25,7 +25,7 @@ class TextStream:
         tells_reasoning: bool,
     ) -> None:
         form = tokenizer.reasoning_format if tells_reasoning else None
-        self._detokenizer = tokenizer.detokenizer(keep=form.marks if form else ())
+        self._detokenizer = tokenizer.detokenizer(keep=form.shown if form else ())
         self._splitter = tokenizer.reasoning_splitter(prompt_ids) if form else ReasoningSplitter(None)
         self._stops = StopStrings(stops)
 

@@ -217,7 +217,7 @@ class Tokenizer:
     def reasoning_format(self) -> ReasoningFormat | None:
         """How the model marks its reasoning, if its chat template or its added tokens know such marks.
 
-        Streams that are to be split show the marks: `detokenizer(keep=format.marks)`.
+        Streams that are to be split show the marks: `detokenizer(keep=format.shown)`.
         """
         sources = "".join(self.chat_template.templates.values()) if self.chat_template else ""
         added = {token.content for token in self._added.values()}
