@@ -97,7 +97,7 @@ def _print_text(facts: dict[str, Any], checks: Sequence[Check]) -> None:
             check.dtype,
             check.way,
             check.error or f"{check.difference:.1e}",
-            f"{check.tolerance:g}",
+            f"{check.tolerance:.1e}",
         ]
         for check in checks
     ]
