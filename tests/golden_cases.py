@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from pathlib import Path
 
@@ -78,6 +79,17 @@ def run(model: ModelForCausalLM, ids: mx.array, pieces: list[int], page_size: in
         mx.eval(logits[-1])
         start += size
     return mx.concatenate(logits)
+
+
+def rounding(config: Config) -> float:
+    """Return how far apart two ways to compute the same logits in float32 may be, in their standard deviations.
+
+    A sum of K products, in whatever order, is off by about sqrt(K) epsilons; a layer has about seven matrix products
+    one after another, whose errors are of either sign; those of layers add up. The largest of thousands of errors is
+    five times their root mean square, and each of the two ways has its own.
+    """
+    terms = 7 * config.hidden_size
+    return 2 * 5 * len(config.layers) * math.sqrt(terms) * float(mx.finfo(mx.float32).eps)
 
 
 def difference(actual: mx.array, wanted: mx.array) -> float:

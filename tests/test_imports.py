@@ -38,7 +38,7 @@ FLOORS = (
 )
 FLOOR_OF = {name: number for number, floor in enumerate(FLOORS) for name in floor}
 WITHOUT_MLX = re.compile(
-    r"tinyllm\.(errors|hardware|blas|blas_rows|backends|kernels|malloc|(config|text|hub|anatomy)\..*|engine\.(request|scheduler|plan)"
+    r"tinyllm\.(errors|hardware|blas|blas_rows|backends|kernels|malloc|(config|text|hub|anatomy)\..*|engine\.(request|scheduler|plan|plan_text|workspace)"
     r"|kv\.(prefix|pages|manager|kinds)|checkpoint\.(?!weights|quantization|gguf$).*)"
 )
 

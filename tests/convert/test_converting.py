@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import tiny
-from golden_cases import FOLDERS, GOLDEN, difference, expected
+from golden_cases import FOLDERS, GOLDEN, difference, expected, rounding
 
 from tinyllm._mx import mx
 from tinyllm.checkpoint.files import INDEX, find_weight_files
@@ -28,7 +28,6 @@ from tinyllm.errors import DoesNotFitError, UsageError
 from tinyllm.model.load import load_model
 from tinyllm.model.transformer import ModelForCausalLM
 
-TIGHT = 2e-5  # of the logits' standard deviation, in float32
 EIGHT = QuantFormat(8, 32)
 IDS = mx.array([[(7 * i * i + 3) % 96 for i in range(24)]])
 SIZES = {"hidden_size": 128, "intermediate_size": 256}
@@ -99,8 +98,9 @@ def test_packed_computes_what_it_does_unpacked(name: str, tmp_path: Path) -> Non
     assert done.packed and set(forms(tmp_path / "packed").values()) == {EIGHT}
     convert(tmp_path / "packed", tmp_path / "dense", dequantize=True)
     assert not forms(tmp_path / "dense")
-    packed, dense = unpacked(tmp_path / "packed")(ids)[0], load_model(tmp_path / "dense", dtype=mx.float32)(ids)[0]
-    assert difference(packed, dense) <= TIGHT
+    model = unpacked(tmp_path / "packed")
+    dense = load_model(tmp_path / "dense", dtype=mx.float32)(ids)[0]
+    assert difference(model(ids)[0], dense) <= rounding(model.config)
     published, back = headers(GOLDEN / name), headers(tmp_path / "dense")
     assert back.keys() <= published.keys(), "under the names that transformers reads"
     assert all(info.shape == published[key].shape for key, info in back.items())

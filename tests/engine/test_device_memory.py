@@ -62,9 +62,7 @@ def memory(info: dict[str, Any], *, active: int = 0, cached: int = 0, host: int 
 
 def plan(shape: dict[str, Any], weights: int, available: int, **asked: Any) -> MemoryPlan:
     config = Config.from_dict(tiny.config(**shape))
-    return make_plan(
-        config, weight_bytes=weights, itemsize=2, available_bytes=available, fused_attention=True, **asked
-    )
+    return make_plan(config, weight_bytes=weights, itemsize=2, available_bytes=available, on_gpu=True, **asked)
 
 
 @pytest.mark.parametrize(
@@ -127,12 +125,15 @@ def test_the_cache_may_keep_what_steps_make_and_free_again() -> None:
     assert cache_limit([made, made]) == 2 * made.workspace_bytes
 
 
+UNSET = {"cache": 10**15, "memory": 10**15, "wired": 0}
+
+
 class Gpu:
     """Stands for a GPU: arrays are computed on the CPU, and what sets limits or frees memory is noted."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, info: dict[str, Any]) -> None:
         self.calls: list[tuple[str, int]] = []
-        self.limits = {"cache": 10**15, "wired": 0}
+        self.limits = dict(UNSET)
         monkeypatch.setattr(device_memory, "on_cpu", lambda: False)
         monkeypatch.setattr(mx, "device_info", lambda: info)
         monkeypatch.setattr(mx, "get_active_memory", lambda: 0)  # of what earlier tests hold
@@ -175,14 +176,16 @@ def test_limits_are_set_before_weights_are_read_and_go_back_when_the_engine_is_c
     monkeypatch.setattr(OpenedModel, "load", noted)
     engine = load_engine(read_contents(tiny_checkpoint), ASKED)
     assert engine.plan is not None
-    wired = wired_limit([engine.plan], needs_half["max_recommended_working_set_size"])
+    recommended = needs_half["max_recommended_working_set_size"]
+    wired = wired_limit([engine.plan], recommended)
     assert wired > 0
-    assert gpu.calls[:3] == [("cache", engine.plan.workspace_bytes), ("wired", wired), ("read", 0)]
-    assert ("clear_cache", 0) in gpu.calls[3:]  # what reading leaves
+    set_limits = [("cache", engine.plan.workspace_bytes), ("memory", recommended), ("wired", wired)]
+    assert gpu.calls[:4] == [*set_limits, ("read", 0)]
+    assert ("clear_cache", 0) in gpu.calls[4:]  # what reading leaves
     gpu.calls.clear()
     engine.close()
     engine.close()
-    assert gpu.calls == [("synchronize", 0), ("cache", 10**15), ("wired", 0)]
+    assert gpu.calls == [("synchronize", 0), *UNSET.items()]
 
 
 def test_engines_are_counted_together_and_the_last_one_restores_the_limits(
@@ -196,7 +199,7 @@ def test_engines_are_counted_together_and_the_last_one_restores_the_limits(
     assert gpu.limits["cache"] == plans[1].workspace_bytes
     del second
     gc.collect()
-    assert gpu.limits == {"cache": 10**15, "wired": 0}
+    assert gpu.limits == UNSET
 
 
 def test_an_engine_that_cannot_be_loaded_leaves_no_limit(
@@ -206,7 +209,7 @@ def test_an_engine_that_cannot_be_loaded_leaves_no_limit(
     monkeypatch.setattr(OpenedModel, "load", lambda opened: (_ for _ in ()).throw(MemoryError("injected")))
     with pytest.raises(MemoryError):
         load_engine(read_contents(tiny_checkpoint), ASKED)
-    assert gpu.limits == {"cache": 10**15, "wired": 0}
+    assert gpu.limits == UNSET
 
 
 def test_memory_is_not_wired_where_that_was_not_asked_for_nor_on_cuda(
@@ -216,6 +219,7 @@ def test_memory_is_not_wired_where_that_was_not_asked_for_nor_on_cuda(
         gpu = Gpu(monkeypatch, info)
         engine = load_engine(read_contents(tiny_checkpoint), settings)
         assert gpu.limits["wired"] == 0
+        assert (gpu.limits["memory"] == UNSET["memory"]) is (info is H200)
         engine.close()
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 import tiny
@@ -42,6 +45,28 @@ def plain_greedy(model: ModelForCausalLM, prompt: tuple[int, ...], count: int) -
     for _ in range(count):
         text.append(int(mx.argmax(model(mx.array([text]))[0, -1]).item()))
     return text[len(prompt) :]
+
+
+@pytest.mark.parametrize("settings", [{}, {"compiled": False}, {"kv": "dense"}], ids=str)
+def test_nothing_but_pages_grows_with_the_number_of_prompts(
+    model: ModelForCausalLM, settings: dict[str, Any]
+) -> None:
+    """Once the pool has all of its pages, as it does after 60 prompts: neither objects nor bytes on the device."""
+    engine = Engine(model, ceilings=(61,), page_size=16, **settings)
+    random = Random(1)
+
+    def held(prompts: int) -> tuple[int, int]:
+        for n in range(prompts):
+            prompt = tuple(random.randrange(3, 250) for _ in range(random.randrange(3, 30)))
+            sampling = SamplingParams(temperature=n % 2, top_k=5 + n % 3, seed=n)
+            engine.run([Request(prompt, 3, sampling=sampling, logprobs=n % 4 or None)])
+        gc.collect()
+        return len(gc.get_objects()), mx.get_active_memory()
+
+    objects, nbytes = held(100)
+    objects_later, bytes_later = held(200)
+    assert objects_later - objects < 100  # one for each prompt would be 200
+    assert bytes_later - nbytes < 200 * 4
 
 
 @pytest.mark.parametrize("chunk", [1, 7, len(PROMPT), 256])

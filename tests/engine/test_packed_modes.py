@@ -20,7 +20,8 @@ from tinyllm.config.config import Config
 from tinyllm.doctor import ids_gap
 from tinyllm.engine.engine import Engine
 from tinyllm.engine.load import EngineSettings, load_engine
-from tinyllm.engine.plan import MemoryPlan, make_plan, table
+from tinyllm.engine.plan import MemoryPlan, make_plan
+from tinyllm.engine.plan_text import table
 from tinyllm.engine.prefix_file import Fingerprint, load_prefix, save_prefix
 from tinyllm.engine.request import Output, Request, SamplingParams
 from tinyllm.errors import NonFiniteLogitsError, PrefixFileError, UnsupportedQuantizationError, UsageError

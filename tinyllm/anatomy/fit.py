@@ -63,7 +63,7 @@ def _plan(subject: Subject, weights: int, machine_bytes: int, context: int | Non
         available_bytes=lent_bytes(machine_bytes),
         max_context=context,
         kv_bits=kv_bits,
-        fused_attention=True,
+        on_gpu=True,
         name=subject.name,
     )
 

@@ -93,7 +93,7 @@ def shapes_page(subject: Subject) -> Iterator[str]:
 
 def plan_page(plan: MemoryPlan, machine_bytes: int) -> Iterator[str]:
     """Yield the lines on what a model takes on a machine of so many bytes."""
-    from tinyllm.engine.plan import table
+    from tinyllm.engine.plan_text import table
 
     lent = f"of which Metal lends {memory_size(plan.available_bytes)} at least"
     yield f"on a Mac with {memory_size(machine_bytes)}, {lent}:"

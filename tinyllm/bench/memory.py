@@ -60,6 +60,6 @@ def check_memory(
             kv_bits=kv_bits,
             batch=workload.batch,
             prefill_chunk=chunk,
-            fused_attention=not on_cpu(),
+            on_gpu=not on_cpu(),
             name=f"{workload.label} on {name}",
         )

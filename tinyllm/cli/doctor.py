@@ -25,17 +25,21 @@ def doctor(
 ) -> None:
     """Check that this device computes the right numbers.
 
-    Says what is installed where, too; made for bug reports.
+    The first line says whether all is right, and what to do if not. What is installed where follows, for bug reports.
     """
 
     def command() -> None:
         # Read by MLX when it is loaded: some GPUs round the factors of float32 products, which would hide faults.
         os.environ["MLX_ENABLE_TF32"] = "0"
+        from tinyllm.doctor import verdict
+
         facts, checks = _facts(), list(_checks())
         if as_json:
             found = [{**asdict(check), "agrees": check.agrees} for check in checks]
-            console.write(json.dumps({**facts, "checks": found}, ensure_ascii=False) + "\n")
+            report = {"verdict": verdict(checks), **facts, "checks": found}
+            console.write(json.dumps(report, ensure_ascii=False) + "\n")
         else:
+            console.write(f"{verdict(checks)}\n\n")
             _print_text(facts, checks)
         wrong = sum(not check.agrees for check in checks)
         if wrong:
@@ -47,14 +51,14 @@ def doctor(
 def _facts() -> dict[str, Any]:
     from importlib.metadata import version
 
-    from tinyllm import hardware
     from tinyllm._mx import BLAS
     from tinyllm.bench.machine import describe_machine
+    from tinyllm.engine.device_memory import device_memory
     from tinyllm.hub.inventory import places
 
     machine = asdict(describe_machine())
     return {
-        "machine": {**machine, "available_bytes": hardware.available_memory(), "blas_path": BLAS.path},
+        "machine": {**machine, "available_bytes": device_memory().available, "blas_path": BLAS.path},
         "packages": {package: version(package) for package in _PACKAGES},
         "folders": {place.title: str(place.folder) for place in places()},
     }
@@ -62,13 +66,17 @@ def _facts() -> dict[str, Any]:
 
 def _checks() -> Iterator[Check]:
     from tinyllm.cli.progress import Progress
-    from tinyllm.doctor import GOLDEN, check_golden, check_model
+    from tinyllm.doctor import GOLDEN, LONG, check_attention, check_golden, check_long, check_model
     from tinyllm.hub.locate import EMBEDDED, models_folder
 
     with Progress() as progress:
         for name in GOLDEN:
             progress.show(f"checking {name}")
             yield from check_golden(name)
+        progress.show("checking long contexts")
+        for keys in LONG:
+            yield from check_attention(keys)
+        yield from check_long()
         folder = models_folder() / EMBEDDED
         if folder.is_dir():
             progress.show(f"checking {folder.name}")
@@ -89,7 +97,7 @@ def _print_text(facts: dict[str, Any], checks: Sequence[Check]) -> None:
             check.dtype,
             check.way,
             check.error or f"{check.difference:.1e}",
-            f"{check.tolerance:g}",
+            f"{check.tolerance:.1e}",
         ]
         for check in checks
     ]

@@ -85,7 +85,7 @@ def inspect(
 
 
 def _read_fit(text: str) -> int:
-    from tinyllm.engine.plan import read_size
+    from tinyllm.engine.plan_text import read_size
 
     binary = re.sub(r"(?i)(?<=[kmgt])b$", "iB", text.strip())  # memory is sold as 16 GB, and has 16 GiB
     size = read_size("--fit", binary)

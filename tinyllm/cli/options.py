@@ -247,7 +247,7 @@ def check_kv_bits(bits: int | None) -> None:
 
 def read_kv_budget(text: str | None) -> int | Fraction | None:
     """Read a size in bytes, or a share. Raises UsageError for what is neither."""
-    from tinyllm.engine.plan import read_size
+    from tinyllm.engine.plan_text import read_size
 
     return None if text is None else read_size("--kv-budget", text)
 

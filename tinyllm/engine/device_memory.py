@@ -1,8 +1,9 @@
 """How much memory the default device has for a model, and the limits that MLX is given while engines run on it.
 
-On a GPU MLX keeps freed buffers in a cache, which by default may grow to all of the memory, and on Metal it can wire
-memory, so that the system does not page it out. Both limits belong to the process: they are computed from the plans
-of all its engines, and go back to what they were with the last one.
+On a GPU MLX keeps freed buffers in a cache, which by default may grow to all of the memory. On Metal it may allocate
+more than the recommended working set, and can wire memory, so that the system does not page it out. All three limits
+belong to the process: they are computed from the plans of all its engines, and go back to what they were with the
+last one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from tinyllm.engine.plan import MemoryPlan
 from tinyllm.model.load import on_cpu
 
 __all__ = ["LIMITS", "DeviceMemory", "MemoryLimits", "cache_limit", "device_memory", "wired_limit"]
+
+_Limit = tuple[Callable[[int], int], int]  # what sets a limit, and to how many bytes
 
 
 @dataclass(frozen=True)
@@ -74,12 +77,12 @@ class MemoryLimits:
         self._lock = threading.RLock()  # an engine may be collected, and so release, while its thread holds the lock
         self._cached: dict[object, MemoryPlan] = {}
         self._wired: dict[object, MemoryPlan] = {}
-        self._before: tuple[int, int | None] | None = None  # the limits of the cache and of wired memory
+        self._before: list[_Limit] = []
 
     def take(self, plan: MemoryPlan, *, wired: bool) -> Callable[[], None]:
         """Count a model that will run by this plan on the default device; return what ends that.
 
-        Without `wired` its memory is not wired. On a CPU, which has neither limit, nothing is set.
+        Without `wired` its memory is not wired. On a CPU, which has none of the limits, nothing is set.
         """
         key = object()
         if on_cpu():
@@ -102,17 +105,16 @@ class MemoryLimits:
     def _set(self, wirable: int) -> None:
         plans = list(self._cached.values())
         if not plans:
-            assert self._before is not None
-            cache, wired = self._before
-            mx.set_cache_limit(cache)
-            if wired is not None:
-                mx.set_wired_limit(wired)
-            self._before = None
+            for set_limit, limit in self._before:
+                set_limit(limit)
+            self._before = []
             return
-        cache_before = mx.set_cache_limit(cache_limit(plans))
-        wired_before = mx.set_wired_limit(wired_limit(list(self._wired.values()), wirable)) if wirable else None
-        if self._before is None:
-            self._before = cache_before, wired_before
+        limits: list[_Limit] = [(mx.set_cache_limit, cache_limit(plans))]
+        if wirable:  # beyond which MLX waits for queued work, instead of allocating more for what comes after it
+            limits.append((mx.set_memory_limit, wirable))
+            limits.append((mx.set_wired_limit, wired_limit(list(self._wired.values()), wirable)))
+        before = [(set_limit, set_limit(limit)) for set_limit, limit in limits]
+        self._before = self._before or before
 
 
 LIMITS = MemoryLimits()

@@ -123,6 +123,6 @@ def plan_memory(opened: OpenedModel, settings: EngineSettings, *, name: str, bes
         batch=settings.batch or 1,
         page_size=PAGE_SIZE,
         prefill_chunk=PREFILL_CHUNK,
-        fused_attention=not on_cpu(),
+        on_gpu=not on_cpu(),
         name=name,
     )

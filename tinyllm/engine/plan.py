@@ -10,51 +10,22 @@ that nobody uses. Where no context was asked for, it is the model's, or the long
 from __future__ import annotations
 
 import math
-import re
 from bisect import bisect_left
 from dataclasses import dataclass
 from fractions import Fraction
 
 from tinyllm.config.config import Config
-from tinyllm.config.layers import (
-    AttentionConfig,
-    ConvConfig,
-    DeltaConfig,
-    DualConfig,
-    FeedForward,
-    LatentAttentionConfig,
-    LayerConfig,
-    Mixer,
-    MLPConfig,
-)
-from tinyllm.config.reach import Reach
 from tinyllm.config.tensors import tensor_shapes
+from tinyllm.engine.plan_text import refusal
+from tinyllm.engine.workspace import Workspace
 from tinyllm.errors import ContextLengthError, DoesNotFitError, UnsupportedQuantizationError, UsageError
-from tinyllm.hub.sizes import memory_size
 from tinyllm.kv.kinds import LayerKind, layer_kinds
 from tinyllm.kv.pages import PageKind
-from tinyllm.ops.features import GPU_PACKED_ROWS
 
-__all__ = ["KindPlan", "MemoryPlan", "describe", "make_plan", "read_size", "table"]
+__all__ = ["KindPlan", "MemoryPlan", "Needs", "make_plan"]
 
 _HEADROOM = Fraction(15, 100)
-_FLOAT32_BYTES = 4
-# How many arrays of a size are alive at once, since MLX allocates ahead of what it computes. Measured on a CPU: at
-# most 5.8 of those of a layer, 13.5 with all options of sampling, 1.9 with pages that are gathered.
-_LAYER_ARRAYS = 6
-_LOGITS_ARRAYS = 14
-_GATHERED_ARRAYS = 2
-_STATE_ARRAYS = 3  # those before and after a step, and those after the one that is built ahead
-_DELTA_CHUNK = 64  # positions that the delta rule takes at once, and has a matrix of for each head
 _SNAPSHOTS = Fraction(1, 4)  # what the states at ends of pages may take of what keys and values do
-_ROUNDING = Fraction(5, 4)  # of the pages that are gathered, as many for each row as for the longest
-
-_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,9})?) ?(%|[a-z]{1,3})", re.ASCII | re.IGNORECASE)
-_UNITS: dict[str, int] = {"b": 1} | {
-    f"{prefix}{i}b": base**power
-    for power, prefix in enumerate("kmgt", start=1)
-    for i, base in (("", 1000), ("i", 1024))
-}
 
 
 @dataclass(frozen=True)
@@ -137,19 +108,18 @@ def make_plan(
     batch: int = 1,
     page_size: int = 128,
     prefill_chunk: int = 256,
-    fused_attention: bool = False,
+    on_gpu: bool = False,
     name: str = "the model",
 ) -> MemoryPlan:
     """Divide `available_bytes` between the weights, the workspace and the KV cache, `itemsize` bytes an element.
 
-    On Metal what is available is the lesser of the recommended working set and the memory that is free now.
     `kv_budget` is a ceiling in bytes, or a share of what the weights and the workspace leave; a longer context comes
     before a larger cache. By default it is all of that but 15 % of the available memory, left to the system unless
     what was asked for does not fit otherwise. With `max_context` as many as `batch` sequences of that length must
     fit; without it one sequence, as long as may be. With `kv_bits` keys and values are packed.
 
-    The workspace is what `_Needs.workspace` says, for steps of `batch` rows; with `fused_attention`, as the kernels
-    of a GPU are, no array of scores is made but with latents. `name` is what errors call the model.
+    The workspace is that of `Workspace`, for steps of `batch` rows, on a CPU or `on_gpu`. `name` is what errors call
+    the model.
 
     Raises DoesNotFitError, saying what would fit, where it is less than what `max_context` asks for, or no more than
     a chunk of a prompt; ContextLengthError where the model has fewer positions; UsageError for counts below 1;
@@ -165,17 +135,15 @@ def make_plan(
         kinds, _ = layer_kinds(config, kv_bits)
     except UnsupportedQuantizationError as error:
         raise UnsupportedQuantizationError(f"{name}: {error}") from error
-    needs = _Needs(
-        config=config,
+    needs = Needs(
         kinds=kinds,
         itemsize=itemsize,
         free_bytes=available_bytes - weight_bytes,
         kv_budget=kv_budget,
         sequences=batch if max_context else 1,
-        batch=batch,
         page_size=page_size,
         prefill_chunk=prefill_chunk,
-        fused_attention=fused_attention,
+        space=Workspace(config, kinds, itemsize, batch, page_size, prefill_chunk, on_gpu),
     )
     load_bytes = _load_bytes(config, weight_bytes)
     possible = not isinstance(kv_budget, int) or kv_budget <= needs.spare(least)
@@ -184,7 +152,7 @@ def make_plan(
         if possible and context >= least:
             break
     else:
-        raise DoesNotFitError(f"{name} {_refusal(needs, least, context, weight_bytes, load_bytes)}")
+        raise DoesNotFitError(f"{name} {refusal(needs, least, context, weight_bytes, load_bytes)}")
     budget = needs.budget(context, headroom)
     plans = needs.divide(budget, context)
     return MemoryPlan(
@@ -199,77 +167,29 @@ def make_plan(
     )
 
 
-def read_size(option: str, text: str) -> int | Fraction:
-    """Read 2GB or 512MiB as bytes, 40% as a share. Raises UsageError naming `option`."""
-    found = _SIZE.fullmatch(text.strip())
-    number, unit = (Fraction(found[1]), found[2].lower()) if found else (Fraction(0), "")
-    if unit == "%" and 0 < number <= 100:
-        return number / 100
-    if size := math.floor(number * _UNITS.get(unit, 0)):
-        return size
-    raise UsageError(f"{option} must be a size (2GB, 512MiB) or a share up to 100%, not {text!r}")
-
-
-def describe(plan: MemoryPlan) -> str:
-    """Put a plan in one line."""
-    return (
-        f"weights {memory_size(plan.weight_bytes)} + KV cache up to {memory_size(plan.budget_bytes)}"
-        f" ({plan.context:,} tokens of context) + workspace {memory_size(plan.workspace_bytes)},"
-        f" of {memory_size(plan.available_bytes)} available"
-    )
-
-
-def table(plan: MemoryPlan) -> list[tuple[str, str, str]]:
-    """Put a plan in rows: what, how much, and what is to be said of it."""
-    sequences = "1 sequence" if plan.sequences == 1 else f"{plan.sequences:,} sequences"
-    packed = "" if plan.kv_bits is None else f", packed to {plan.kv_bits} bits"
-    left = plan.available_bytes - plan.wired_bytes
-    return [
-        ("weights", memory_size(plan.weight_bytes), f"{memory_size(plan.load_bytes)} more while they are read"),
-        (
-            "KV cache",
-            f"up to {memory_size(plan.budget_bytes)}",
-            f"{sequences} of {plan.context:,} tokens, {plan.token_bytes:,} bytes a token{packed}",
-        ),
-        *(_kind_row(kind) for kind in plan.kinds if len(plan.kinds) > 1),
-        ("workspace", memory_size(plan.workspace_bytes), "activations, scores and logits"),
-        ("left free", memory_size(left), f"of {memory_size(plan.available_bytes)} available"),
-    ]
-
-
 @dataclass(frozen=True)
-class _Needs:
+class Needs:
     """What a context of so many `tokens` takes, of the `free_bytes` beside the weights, with layers of these `kinds`.
 
-    `sequences` are those whose keys and values must fit at once, `batch` the rows of a step.
+    `sequences` are those whose keys and values must fit at once, `space` is the workspace of steps.
     """
 
-    config: Config
     kinds: tuple[LayerKind, ...]
     itemsize: int
     free_bytes: int
     kv_budget: int | Fraction | None
     sequences: int
-    batch: int
     page_size: int
     prefill_chunk: int
-    fused_attention: bool
+    space: Workspace
 
     def cache(self, tokens: int) -> int:
         """Bytes of keys and values, with the padding page of each kind."""
         return self._padding + self.sequences * sum(self._sizes(tokens))
 
     def workspace(self, tokens: int) -> int:
-        """Bytes of all that a step makes, of `prefill_chunk` rows of one sequence or a row of each of `batch`.
-
-        6 times     what a layer makes of its rows: hidden, q, k, v, gate, up; and in float32 the scores
-        14 times    the logits of a row of each sequence, in float32
-        2 times     keys and values of a layer, as wide as the longest sequence, where pages are gathered, and where
-                    they are made of latents, or of what is packed
-        3 times     the states of all recurrent layers
-        """
-        prefill = self._step(min(self.prefill_chunk, tokens), 1, tokens)
-        return max(prefill, self._step(self.batch, self.batch, tokens))
+        """Bytes of all that a step makes."""
+        return self.space.nbytes(tokens)
 
     def spare(self, tokens: int, headroom: int = 0) -> int:
         """The most bytes that the KV cache can have, with the copy of an array that is made when it grows."""
@@ -308,24 +228,6 @@ class _Needs:
             for kind, pages in zip(self.kinds, self._sequence_pages(tokens), strict=True)
         )
 
-    def _step(self, rows: int, sequences: int, tokens: int) -> int:
-        layer = max(self._layer_bytes(layer, rows, tokens) for layer in self.config.layers)
-        logits = sequences * self.config.vocab_size * _FLOAT32_BYTES
-        sizes = zip(self.kinds, self._sizes(tokens), strict=True)
-        widest = max((size // kind.layers for kind, size in sizes if not kind.states), default=0)
-        gathered = math.ceil(_ROUNDING * sequences * widest)
-        made = sequences * max(
-            self._expanded_bytes(layer.attention, rows // sequences, tokens) for layer in self.config.layers
-        )
-        unpacked = sequences * max(self._unpacked_bytes(kind, tokens) for kind in self.kinds)
-        states = sequences * sum(self._page_bytes(kind) for kind in self.kinds if kind.states)
-        return (
-            _LAYER_ARRAYS * layer
-            + _LOGITS_ARRAYS * logits
-            + _GATHERED_ARRAYS * (gathered + made + unpacked)
-            + _STATE_ARRAYS * states
-        )
-
     def _largest_array(self, tokens: int) -> Fraction:
         """The share of the KV cache that the largest array has: of the keys, or the values, of one layer."""
         pages = self._sequence_pages(tokens)
@@ -342,12 +244,6 @@ class _Needs:
     def _array_page_bytes(self, kind: LayerKind) -> int:
         return kind.array_bytes(self.page_size, self.itemsize)
 
-    def _unpacked_bytes(self, kind: LayerKind, tokens: int) -> int:
-        """Bytes of a layer's keys and values once they are unpacked, where they are packed."""
-        if kind.bits is None:
-            return 0
-        return self._kept(tokens, kind.reach) * kind._replace(bits=None, layers=1).token_bytes(self.itemsize)
-
     def _sequence_pages(self, tokens: int) -> list[int]:
         """How many pages of each kind a sequence holds, a windowed kind no more than a window and a chunk touch.
 
@@ -355,7 +251,7 @@ class _Needs:
         not fewer than a chunk touches.
         """
         every = -(-tokens // self.page_size)
-        pages = [-(-self._kept(tokens, kind.reach) // self.page_size) for kind in self.kinds]
+        pages = [-(-self.space.kept(tokens, kind.reach) // self.page_size) for kind in self.kinds]
         attended = sum(
             n * self._page_bytes(kind) for n, kind in zip(pages, self.kinds, strict=True) if not kind.states
         )
@@ -370,87 +266,8 @@ class _Needs:
         pages = self._sequence_pages(tokens)
         return [n * self._page_bytes(kind) for n, kind in zip(pages, self.kinds, strict=True)]
 
-    def _kept(self, tokens: int, reach: Reach | None) -> int:
-        held = None if reach is None else reach.held(self.prefill_chunk + 1)
-        return tokens if held is None else min(tokens, held + self.page_size)
-
-    def _layer_bytes(self, layer: LayerConfig, rows: int, tokens: int) -> int:
-        heads, width, scored = _mixer_sizes(layer.attention)
-        width += self.config.hidden_size + _feed_forward_width(layer.feed_forward)
-        # No kernel has keys as wide as latents, and none has packed ones.
-        fused = self.fused_attention and isinstance(layer.attention, AttentionConfig)
-        packed = any(kind.bits is not None for kind in self.kinds)
-        unfused_rows = min(rows, max(self.batch, GPU_PACKED_ROWS) if packed else 0) if fused else rows
-        scores = unfused_rows * heads * self._kept(tokens, scored)
-        return rows * width * self.itemsize + scores * _FLOAT32_BYTES
-
-    def _expanded_bytes(self, mixer: Mixer, queries: int, tokens: int) -> int:
-        """Bytes of the keys and values that are made of a sequence's latents for so many of its queries."""
-        if not isinstance(mixer, LatentAttentionConfig) or not mixer.expands(queries):
-            return 0
-        return self._kept(tokens, mixer.reach) * mixer.num_heads * mixer.head_width * self.itemsize
-
-
-def _mixer_sizes(mixer: Mixer) -> tuple[int, int, Reach | None]:
-    """Return heads with scores, elements of a token's q, k and v, and how far a query sees."""
-    match mixer:
-        case AttentionConfig():
-            heads = mixer.num_heads + 2 * mixer.num_kv_heads
-            return mixer.num_heads, heads * mixer.head_dim, mixer.reach
-        case LatentAttentionConfig():
-            kept = mixer.latent_rank + mixer.rope.dims
-            return mixer.num_heads, (mixer.num_heads + 1) * kept, mixer.reach
-        case DeltaConfig():
-            per_head = 2 * (mixer.key_dim + mixer.value_dim) + _DELTA_CHUNK
-            return 0, mixer.num_value_heads * per_head, None
-        case ConvConfig():
-            return 0, 3 * mixer.width, None
-
-
-def _feed_forward_width(network: FeedForward) -> int:
-    """Return the elements of gate and up of all that a token goes through."""
-    if isinstance(network, DualConfig):
-        return _feed_forward_width(network.dense) + _feed_forward_width(network.experts)
-    if isinstance(network, MLPConfig):
-        return 2 * network.intermediate_size
-    shared = 0 if network.shared is None else network.shared.intermediate_size
-    return 2 * (network.router.top_k * network.expert.intermediate_size + shared)
-
-
-def _refusal(needs: _Needs, least: int, context: int, weight_bytes: int, load_bytes: int) -> str:
-    """Say how `least` tokens are too many, and what would fit: `context` tokens, if any do."""
-    held = f"{least:,} tokens" if needs.sequences == 1 else f"{needs.sequences} sequences of {least:,} tokens"
-    cache, spare, weights = needs.cache(least), needs.spare(least), memory_size(weight_bytes)
-    available = memory_size(weight_bytes + needs.free_bytes)
-    advice = f": a context of {context:,} tokens would fit" if context else ""
-    if needs.kv_budget is not None and load_bytes <= needs.free_bytes and cache <= spare:
-        given = needs.kv_budget if isinstance(needs.kv_budget, int) else math.floor(needs.kv_budget * spare)
-        if given > spare:
-            return (
-                f"cannot have a KV budget of {memory_size(given)}: weights {weights} + workspace"
-                f" {memory_size(needs.workspace(least) + needs.growth(spare, least))} leave {spare // 2**20} MiB, of"
-                f" {available} that are free"
-            )
-        return f"needs a KV cache of {memory_size(cache)} for {held}, and its budget is {memory_size(given)}{advice}"
-    workspace = needs.workspace(least) + needs.growth(cache, least)
-    needed = weight_bytes + max(load_bytes, cache + workspace)
-    if load_bytes > cache + workspace:
-        parts = f"{weights}, and {memory_size(load_bytes)} more while they are read"
-    else:
-        parts = f"{weights} + KV cache {memory_size(cache)} for {held} + workspace {memory_size(workspace)}"
-    advice = advice or f": it takes a machine with {memory_size(needed)} free, or a smaller model"
-    return f"needs {memory_size(needed)} of memory (weights {parts}), and {available} are free{advice}"
-
 
 def _load_bytes(config: Config, weight_bytes: int) -> int:
     """Bytes beside the weights while the largest of them is read, cast and joined: twice its own."""
     counts = [math.prod(shape) for shape in tensor_shapes(config).values()]
     return 2 * weight_bytes * max(counts) // sum(counts)
-
-
-def _kind_row(kind: KindPlan) -> tuple[str, str, str]:
-    size, form = memory_size(kind.ceiling_pages * kind.page_bytes), kind.kind
-    if form.states:
-        return f"  {form.layers} layers", size, f"states of {memory_size(kind.page_bytes)} for a sequence, in all"
-    seen = "everything" if form.reach is None else form.reach.describe()
-    return f"  {form.layers} layers", size, f"{form.kv_heads} heads of {form.key_dim}, which see {seen}"
