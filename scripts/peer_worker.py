@@ -270,7 +270,7 @@ def measure_products(path: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
     engine = load_engine(read_contents(path))
     model = engine.model
-    looked_up = None if model.config.tie_word_embeddings else model.embed_tokens
+    looked_up = None if model.config.tie_word_embeddings else model.embedding.table
     parts = (part for own in vars(model).values() if own is not looked_up for part in parts_of(own))
     matrices = list({id(part.weight): part for part in parts if isinstance(part, DenseWeight)}.values())
     vectors = [mx.ones((1, matrix.weight.shape[1])) for matrix in matrices]

@@ -42,7 +42,7 @@ if real:
     answer = run("generate", "-m", real, "--max-tokens", "8", "What is the capital of France?")
     assert answer == "The capital of France is Paris.\\n", answer
 assert run("generate", "-m", tiny, "--max-tokens", "4", "--seed", "1", "the one")
-sys.stdin = io.StringIO("hello\\n")
+sys.stdin = io.TextIOWrapper(io.BytesIO(b"hello\\n"))
 assert run("chat", "-m", tiny, "--max-tokens", "4")
 assert "tg4" in run("bench", "-m", tiny, "-p", "8", "-n", "4", "-r", "1")
 assert "llama" in run("inspect", tiny)

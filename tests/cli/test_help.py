@@ -48,3 +48,27 @@ def test_a_command_that_does_not_exist_is_one_line() -> None:
     assert (done.stdout, done.returncode, done.stderr.count(b"\n")) == (b"", 2, 1)
     assert done.stderr.startswith(b"tinyllm: No such command 'genrate'")
     assert done.stderr.endswith(b"tinyllm --help says what there is)\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("generate", "-n", "-1", "x"),
+        ("generate", "--seed", "-1", "x"),
+        ("generate", "--max-context", "0", "x"),
+        ("generate", "--kv-budget", "-1GB", "x"),
+        ("generate", "--top-k", "-5", "x"),
+        ("generate", "--logprobs", "-1", "--json", "x"),
+        ("generate", "--prompts", "f", "--batch", "0"),
+        ("chat", "-n", "0"),
+        ("bench", "-r", "0"),
+        ("bench", "-p", "-8"),
+        ("bench", "--delay", "-1"),
+        ("perplexity", "m", "--context", "0"),
+        ("perplexity", "m", "--stride", "-1"),
+    ],
+    ids=lambda arguments: " ".join(arguments[:3]),
+)
+def test_numbers_that_make_no_sense_are_one_line(arguments: tuple[str, ...]) -> None:
+    done = tinyllm(*arguments)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, b"", 1), done.stderr

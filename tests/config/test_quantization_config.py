@@ -244,3 +244,10 @@ def test_newer_files_say_the_same_with_more_keys(said: dict[str, Any]) -> None:
 def test_newer_keys_that_ask_for_something_else_are_refused(said: dict[str, Any]) -> None:
     with pytest.raises(TinyllmError):
         Config.from_dict(tiny.config(quantization_config=said))
+
+
+@pytest.mark.parametrize("algorithm", ["NVFP4", "FP8"])
+def test_modelopts_files_are_refused_by_name(algorithm: str) -> None:
+    said = {"quant_method": "modelopt", "quant_algo": algorithm, "config_groups": {}}
+    with pytest.raises(UnsupportedQuantizationError, match="'modelopt'"):
+        Config.from_dict(tiny.config(quantization_config=said))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from tinyllm.checkpoint.contents import read_contents
 from tinyllm.checkpoint.weights import DenseWeight, WeightStore
 from tinyllm.engine.engine import Engine
 from tinyllm.engine.request import Output, Request
-from tinyllm.errors import ConfigError, ContextLengthError, NonFiniteLogitsError, TokenizerError
+from tinyllm.errors import ConfigError, ContextLengthError, CorruptFileError, NonFiniteLogitsError, TokenizerError
 from tinyllm.model.linear import linear
 from tinyllm.model.load import default_dtype, load_model, open_model
 from tinyllm.model.transformer import ModelForCausalLM
@@ -175,3 +177,12 @@ def test_fault_33_a_prompt_that_leaves_room_for_one_token_gets_one(tiny_checkpoi
     outputs = run(load_model(tiny_checkpoint), prompt_ids=(5,) * 255, max_tokens=None)
     assert [output.token_id is not None for output in outputs if output.finish_reason] == [True]
     assert outputs[-1].finish_reason == "length"
+
+
+def test_weights_that_are_cut_off_while_they_are_loaded_are_one_error(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_checkpoint, tmp_path / "copy")
+    opened = open_model(read_contents(folder))
+    file = folder / "model.safetensors"
+    os.truncate(file, file.stat().st_size // 2)
+    with pytest.raises(CorruptFileError, match="changed while it was loaded"):
+        opened.load()

@@ -1,6 +1,7 @@
 """Safetensors files that are written a tensor at a time: what will be in them is known before the first. No mlx.
 
-The layout is described in `checkpoint/safetensors_header.py`.
+The layout is described in `checkpoint/safetensors_header.py`. The safetensors library writes a file from all of its
+tensors at once, which a model that is larger than memory does not allow: hence this writer.
 """
 
 from __future__ import annotations

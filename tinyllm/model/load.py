@@ -10,6 +10,7 @@ from tinyllm.checkpoint.contents import Contents, read_contents
 from tinyllm.checkpoint.summary import expands_on_cpu
 from tinyllm.checkpoint.weights import WeightStore
 from tinyllm.config.config import Config
+from tinyllm.errors import CorruptFileError
 from tinyllm.malloc import keep_freed_memory
 from tinyllm.model.transformer import ModelForCausalLM
 from tinyllm.ops.features import ModelFeatures
@@ -25,10 +26,15 @@ class OpenedModel:
     dtype: mx.Dtype
 
     def load(self) -> ModelForCausalLM:
-        """Read the weights."""
+        """Read the weights. Raises CorruptFileError if a file has changed since its header was checked."""
         if on_cpu():
             keep_freed_memory()
-        model = ModelForCausalLM(self.config, self.weights, self.features)
+        try:
+            model = ModelForCausalLM(self.config, self.weights, self.features)
+        except (RuntimeError, ValueError, OSError) as error:  # MLX's, and mmap's
+            raise CorruptFileError(
+                f"the weights cannot be read ({error}): was a file changed while it was loaded? Try again"
+            ) from error
         mx.clear_cache()  # what casting and joining left behind
         return model
 
