@@ -88,8 +88,8 @@ All of it by name, in one line, before a weight is read:
 - What MLX has quantised is read: 2 to 8 bits, mxfp4, mxfp8, nvfp4, layer by layer. `mlx-lm-*` are made by mlx-lm.
 - What others have quantised is made into MLX's formats when it is read, without loss: GPTQ of 4 and 8 bits, AWQ,
   compressed-tensors of 4 and 8 bits (pack-quantized, int-quantized) and of mxfp4, and gpt-oss's own mxfp4. Those in
-  fp8 (e4m3, with scales of blocks, rows or all) become bfloat16, or what is computed in. Activations are never
-  quantised.
+  fp8 (e4m3, with scales of blocks, rows or all) and ModelOpt's NVFP4 become bfloat16, or what is computed in.
+  Activations are never quantised.
 """
 
 

@@ -31,7 +31,7 @@ from tinyllm.checkpoint.verify import check_tensors
 from tinyllm.checkpoint.weights import DenseWeight, QuantizedWeight, WeightStore
 from tinyllm.config.config import Config
 from tinyllm.config.quantization import QuantFormat
-from tinyllm.errors import CheckpointError, TensorMismatchError, TinyllmError, UnsupportedQuantizationError
+from tinyllm.errors import CheckpointError, TensorMismatchError, UnsupportedQuantizationError
 from tinyllm.model.transformer import ModelForCausalLM
 from tinyllm.ops.features import ModelFeatures
 
@@ -147,7 +147,11 @@ def mxfp4(random: np.random.Generator, rows: int, columns: int) -> tuple[Tensors
     return {".weight_packed": packed, ".weight_scale": exponents.astype(np.uint8)}, dense.astype(np.float32)
 
 
-def fp8(scale_shape: Callable[[int, int], tuple[int, ...]], leaf: str = ".weight_scale") -> Packer:
+def fp8(
+    scale_shape: Callable[[int, int], tuple[int, ...]],
+    leaf: str = ".weight_scale",
+    block: tuple[int, int] = (48, 80),
+) -> Packer:
     """`scale_shape` is of rows and columns; scales of blocks are repeated until they cover the matrix."""
 
     def pack(random: np.random.Generator, rows: int, columns: int) -> tuple[Tensors, Array]:
@@ -157,10 +161,21 @@ def fp8(scale_shape: Callable[[int, int], tuple[int, ...]], leaf: str = ".weight
         scales = random.uniform(1e-4, 1e-3, shape).astype(np.float32)
         full = scales.reshape(shape if len(shape) == 2 else (-1, 1)).astype(np.float64)
         if len(shape) == 2 and shape not in ((rows, 1), (1, 1)):
-            full = np.repeat(np.repeat(full, 48, 0)[:rows], 80, 1)[:, :columns]
+            full = np.repeat(np.repeat(full, block[0], 0)[:rows], block[1], 1)[:, :columns]
         return {".weight": codes.view(Fp8), leaf: scales}, (e4m3(codes) * full).astype(np.float32)
 
     return pack
+
+
+def nvfp4(random: np.random.Generator, rows: int, columns: int) -> tuple[Tensors, Array]:
+    """Two numbers of e2m1 a byte, the low half first, times an e4m3 number for each 16, times one for all."""
+    codes = random.integers(0, 16, (rows, columns))
+    scales = random.integers(1, 127, (rows, columns // 16)).astype(np.uint8)
+    whole = np.array(random.uniform(1e-5, 1e-4), np.float32)
+    dense = FP4[codes] * np.repeat(e4m3(scales), 16, 1) * whole.astype(np.float64)
+    packed = (codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8)
+    parts = {".weight": packed, ".weight_scale": scales.view(Fp8), ".weight_scale_2": whole}
+    return {**parts, ".input_scale": np.array(0.5, np.float32)}, dense.astype(np.float32)
 
 
 def blocks(rows: int, columns: int) -> tuple[int, int]:
@@ -199,6 +214,22 @@ def packs_says(bits: int, group: int, *, symmetric: bool) -> dict[str, Any]:
 FLOAT8 = compressed_says("float-quantized", num_bits=8, type="float", strategy="channel")
 BLOCKS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [48, 80], "fmt": "e4m3"}
 STATIC = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
+
+
+def modelopt_says(algorithm: str, **others: Any) -> dict[str, Any]:
+    """As `export_hf_checkpoint` of ModelOpt 0.47 writes it."""
+    return {
+        "config_groups": {
+            "group_0": {"weights": {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16}}
+        },
+        "ignore": ["lm_head"],
+        "quant_algo": algorithm,
+        "kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"},
+        "producer": {"name": "modelopt", "version": "0.47.0"},
+        "quant_method": "modelopt",
+        **others,
+    }
+
 
 # name -> what config.json says, how matrices are packed, and which MLX format they are to have (None: dense)
 CASES: Mapping[str, tuple[dict[str, Any], Packer, QuantFormat | None]] = {
@@ -258,7 +289,19 @@ CASES: Mapping[str, tuple[dict[str, Any], Packer, QuantFormat | None]] = {
         for said in ([48, 80], "48x80")
     },
     "fp8-blocks": (BLOCKS, fp8(blocks, ".weight_scale_inv"), None),
+    "fp8-usual-blocks": (
+        {**BLOCKS, "weight_block_size": [128, 128]},
+        fp8(lambda rows, columns: (-(-rows // 128), -(-columns // 128)), ".weight_scale_inv", (128, 128)),
+        None,
+    ),
     "fp8-whole": (STATIC, fp8(lambda rows, columns: (), ".weight_scale_inv"), None),
+    "modelopt-fp8": (modelopt_says("FP8"), fp8(lambda rows, columns: ()), None),
+    "modelopt-fp8-rows": (
+        modelopt_says("FP8_PER_CHANNEL_PER_TOKEN", quant_method=None, quant_library="modelopt"),
+        fp8(lambda rows, columns: (rows,)),
+        None,
+    ),
+    "modelopt-nvfp4": (modelopt_says("NVFP4"), nvfp4, None),
     "fp8-fbgemm": (
         {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]},
         fp8(lambda rows, columns: (rows, 1)),
@@ -348,7 +391,9 @@ def test_matrices_are_what_the_layout_says(name: str, tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("name", ["gptq-4-128", "gptq-8-32", "awq-64", "pack-4-32-zeros", "int8-rows", "fp8-blocks"])
+@pytest.mark.parametrize(
+    "name", ["gptq-4-128", "gptq-8-32", "awq-64", "pack-4-32-zeros", "int8-rows", "fp8-blocks", "modelopt-nvfp4"]
+)
 def test_logits_are_those_of_the_dense_matrices(name: str, tmp_path: Path) -> None:
     said, pack, _ = CASES[name]
     packed, dense = write_pair(tmp_path, tiny.config(**SIZES), said, pack)
@@ -364,7 +409,9 @@ FUSED = {
 }
 
 
-@pytest.mark.parametrize("name", ["gptq-4-64", "awq-128", "pack-8-32-zeros", "int8-zeros", "fp8-blocks"])
+@pytest.mark.parametrize(
+    "name", ["gptq-4-64", "awq-128", "pack-8-32-zeros", "int8-zeros", "fp8-blocks", "modelopt-nvfp4"]
+)
 def test_fused_matrices_are_taken_apart(name: str, tmp_path: Path) -> None:
     """Phi-3's q, k and v are one matrix, gate and up another: what is packed across rows is unpacked first."""
     said, pack, _ = CASES[name]
@@ -375,7 +422,7 @@ def test_fused_matrices_are_taken_apart(name: str, tmp_path: Path) -> None:
         assert mx.array_equal(store_of(packed).dense(name), store_of(dense).dense(name)), module
 
 
-@pytest.mark.parametrize("name", ["gptq-4-32", "awq-32", "int8-rows", "mxfp4", "fp8-blocks"])
+@pytest.mark.parametrize("name", ["gptq-4-32", "awq-32", "int8-rows", "mxfp4", "fp8-blocks", "modelopt-nvfp4"])
 def test_experts_are_stacked(name: str, tmp_path: Path) -> None:
     """Mixtral has a matrix an expert, under names of its own; the router is dense."""
     said, pack, form = CASES[name]
@@ -535,6 +582,11 @@ def retyped(name: str, dtype: Any) -> Callable[[Tensors], None]:
         ("int8-rows", cut(f"{UP}.weight_scale"), "up_proj.weight_scale"),
         ("mxfp4", without(f"{UP}.weight_scale"), "up_proj.*scale"),
         ("mxfp4", cut(f"{UP}.weight_packed"), "up_proj"),
+        ("modelopt-nvfp4", without(f"{UP}.weight_scale"), "up_proj.*weight_scale"),
+        ("modelopt-nvfp4", without(f"{UP}.weight_scale_2"), "up_proj.*weight_scale_2"),
+        ("modelopt-nvfp4", cut(f"{UP}.weight"), "up_proj.weight"),
+        ("modelopt-nvfp4", retyped(f"{UP}.weight_scale", np.uint8), "up_proj.weight_scale"),
+        ("modelopt-nvfp4", retyped(f"{UP}.weight_scale_2", np.float16), "up_proj.weight_scale_2"),
         ("fp8-blocks", without(f"{UP}.weight_scale_inv"), "up_proj.*scales"),
         ("fp8-blocks", cut(f"{UP}.weight_scale_inv"), "up_proj.weight_scale_inv"),
         ("fp8-blocks", retyped(f"{UP}.weight_scale_inv", np.int32), "up_proj.weight_scale_inv"),
@@ -662,12 +714,37 @@ def test_packed_zero_points_of_symmetric_numbers_are_refused(tmp_path: Path) -> 
         WeightStore.from_path(packed)
 
 
-def test_eight_bit_numbers_that_config_says_nothing_of_are_refused(tmp_path: Path) -> None:
-    folder = changed(tmp_path, "fp8-whole", lambda tensors: None, tmp_path)
+def unsaid(folder: Path) -> Path:
+    """Take what config.json says of the form away."""
     values = json.loads((folder / "config.json").read_text())
     del values["quantization_config"]
     tiny.write_json(folder / "config.json", values)
-    with pytest.raises(TinyllmError, match="F8_E4M3"):
+    return folder
+
+
+@pytest.mark.parametrize("name", ["fp8-whole", "fp8-fbgemm", "fp8-usual-blocks", "modelopt-fp8", "modelopt-nvfp4"])
+def test_a_form_of_eight_bit_numbers_that_config_does_not_mention_is_recognised(name: str, tmp_path: Path) -> None:
+    """ModelOpt describes it in hf_quant_config.json; other files are published without a word of it."""
+    said = logits(changed(tmp_path, name, lambda tensors: None, tmp_path))
+    folder = unsaid(tmp_path / "changed")
+    assert np.array_equal(logits(folder), said)
+    assert summarize(read_contents(folder)).quantization == ("nvfp4" if "nvfp4" in name else "fp8")
+    assert not open_subject(str(folder), report=lambda line: None).problems
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "named"),
+    [
+        ("fp8-whole", without(f"{UP}.weight_scale_inv"), "up_proj.*8 bits.*scales are absent"),
+        ("fp8-blocks", lambda tensors: None, "weight_scale_inv.*no scales"),
+        ("modelopt-nvfp4", without(f"{UP}.weight_scale_2"), "up_proj.*weight_scale_2"),
+    ],
+)
+def test_one_that_is_not_recognised_is_refused_by_name(
+    name: str, change: Callable[[Tensors], None], named: str, tmp_path: Path
+) -> None:
+    folder = unsaid(changed(tmp_path, name, change, tmp_path))
+    with pytest.raises(CheckpointError, match=named):
         WeightStore.from_path(folder)
 
 
@@ -682,6 +759,7 @@ def test_eight_bit_numbers_that_config_says_nothing_of_are_refused(tmp_path: Pat
         ("pack-8-128-plain", "int8", "8-bit, groups of 128, of int8", 8.25),
         ("int8-rows", "int8", "8-bit, groups of 64, of int8", 8.5),
         ("fp8-blocks", "fp8", "bf16, of fp8", 16),
+        ("modelopt-nvfp4", "nvfp4", "bf16, of nvfp4", 16),
     ],
 )
 def test_summary_and_anatomy_know_the_form(name: str, label: str, told: str, bits: float, tmp_path: Path) -> None:
@@ -739,6 +817,7 @@ LEAVES = {
     "mxfp4": ("weight_packed", "weight_scale"),
     "int8-zeros": ("weight", "weight_scale", "weight_zero_point"),
     "fp8-blocks": ("weight", "weight_scale_inv", "weight_scale"),
+    "modelopt-nvfp4": ("weight", "weight_scale", "weight_scale_2"),
 }
 SHAPES = st.lists(st.sampled_from([0, 1, 2, 8, 16, 128, 10**12]), max_size=4).map(tuple)
 

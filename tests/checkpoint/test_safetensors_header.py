@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,14 @@ import pytest
 import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import SafetensorError, safe_open
 
-from tinyllm.checkpoint.safetensors_header import read_safetensors_header
+from tinyllm.checkpoint.safetensors_header import (
+    BITS,
+    TensorInfo,
+    read_safetensors_header,
+    write_safetensors_header,
+)
 from tinyllm.errors import CheckpointError, CorruptFileError, MissingFileError, TinyllmError
 
 ENTRY = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
@@ -272,12 +279,53 @@ def test_a_file_that_may_not_be_read_is_refused(path: Path, monkeypatch: pytest.
         read_safetensors_header(path)
 
 
+def test_every_type_of_the_library_is_known(path: Path) -> None:
+    """A tensor of a new type must not make the others of its file unreadable."""
+    write(path, {"a": {**ENTRY, "dtype": "F31"}}, bytes(24))
+    with pytest.raises(SafetensorError) as failure:
+        safe_open(path, framework="numpy")
+    known = set(re.findall("`([A-Z0-9_]+)`", str(failure.value))) - {"F31"}
+    assert "BF16" in known and known <= BITS.keys()
+
+
+def test_elements_that_end_within_a_byte_are_refused(path: Path) -> None:
+    write(path, {"a": {"dtype": "F4", "shape": [3], "data_offsets": [0, 1]}}, bytes(1))
+    refused(path, "'a'")
+
+
+def test_what_is_written_is_what_the_library_reads(path: Path) -> None:
+    """Data begins at a multiple of eight bytes, as the library's own files have it."""
+    tensors = [("a", "F32", (2, 3)), ("b", "U8", ()), ("c", "F4", (2,))]
+    header = write_safetensors_header(tensors, {"format": "pt"})
+    path.write_bytes(header + bytes(26))
+    assert len(header) % 8 == 0
+    with safe_open(path, framework="numpy") as file:
+        assert file.metadata() == {"format": "pt"}
+        found = [(name, file.get_slice(name)) for name in file.offset_keys()]
+        assert [(name, each.get_dtype(), tuple(each.get_shape())) for name, each in found] == tensors
+    assert [info.nbytes for info in read_safetensors_header(path).values()] == [24, 1, 1]
+
+
 # Any damage at all.
 
 
 @pytest.fixture(scope="module")
 def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fuzz") / "model.safetensors"
+
+
+def check_against_the_library(path: Path, infos: list[TensorInfo]) -> None:
+    """What is read is what the safetensors library reads, which refuses metadata that is not text."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            found = {name: (each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
+    except SafetensorError:
+        length = int.from_bytes(path.read_bytes()[:8], "little")
+        metadata = json.loads(path.read_bytes()[8 : 8 + length])["__metadata__"]
+        assert not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values())
+    else:
+        assert found == {info.name: (info.dtype, info.shape) for info in infos}
 
 
 def check_layout(path: Path) -> None:
@@ -288,6 +336,7 @@ def check_layout(path: Path) -> None:
     except TinyllmError as error:
         assert str(error).isprintable()
         return
+    check_against_the_library(path, infos)
     ends = [info.end for info in infos]
     starts = [info.start for info in infos]
     assert starts[1:] == ends[:-1]

@@ -10,6 +10,7 @@ names that MLX's own files have. All that follows (names, fused matrices, expert
 - compressed-tensors: weight_packed int32 (out, in * bits / 32) or weight, weight_scale (out, groups), and
   weight_zero_point of that shape, its rows packed where the weights are; of mxfp4, both are bytes
 - fp8: weight, and weight_scale_inv or weight_scale, which are the same: what the weight is multiplied by
+- ModelOpt (`NVFP4QTensor`): weight uint8 (out, in / 2), weight_scale e4m3 (out, in / 16), weight_scale_2 float32 ()
 - gpt-oss: NAME_blocks uint8 (experts, out, groups, 16), NAME_scales uint8 (experts, out, groups)
 """
 
@@ -18,23 +19,23 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from tinyllm.checkpoint.claims import Claim
 from tinyllm.checkpoint.safetensors_header import BITS, TensorInfo
-from tinyllm.config.packings import Awq, Fp8, Gptq, Int8, Mxfp4, Mxfp4Blocks, PackedInts, Packing, Stored
+from tinyllm.config.packings import Awq, Fp8, Gptq, Int8, Mxfp4, Mxfp4Blocks, Nvfp4, PackedInts, Packing, Stored
 from tinyllm.errors import CheckpointError, TensorMismatchError, UnsupportedQuantizationError
 
 __all__ = ["TYPES_OF_PARTS", "MadeTensor", "restate"]
 
-_FP8_BLOCK = (128, 128)  # the block of scales where config.json names none
 TYPES_OF_PARTS = frozenset({"I8", "I32", "I64", "F8_E4M3"})  # beside those that canonical tensors are of
 _FLOATS, _INTEGERS = ("F16", "BF16", "F32"), ("I8", "I32", "I64")
 # What activations, caches and sizes are described with: nothing of it is needed to compute in floating point.
 _UNUSED = re.compile(r"\.((input|output|activation|q|k|v|kv)_(scale|zero_point)|input_scale_ub|weight_shape)$")
+_USUAL_BLOCK = (128, 128)  # of DeepSeek's files, and what an absent weight_block_size means
 
 
 @dataclass(frozen=True)
@@ -87,10 +88,13 @@ def restate(
 ) -> tuple[list[TensorInfo | MadeTensor], int, dict[str, CheckpointError]]:
     """Return the tensors of all files, those that are in a form of its own as MLX would have them.
 
+    `stored` is the form that config.json gives; without one, fp8 and nvfp4 are recognised by what the files hold.
+
     Beside them, how many describe nothing but activations; and the matrices whose parts do not fit, with the reason.
     Raises CheckpointError for one that is there twice.
     """
     found = [info for header in headers.values() for info in header.values()]
+    stored = stored or _recognised(found)
     if stored is None:
         return list(found), 0, {}
     form = _FORMS[type(stored.packing)]
@@ -116,6 +120,16 @@ def restate(
             faults[f"{name}.weight" if form.main else name] = fault
     used = [info for info in kept if not _UNUSED.search(info.name)]
     return used, len(kept) - len(used), faults
+
+
+def _recognised(found: Sequence[TensorInfo]) -> Stored | None:
+    """Return the form of 8-bit floats: ModelOpt describes it in a file of its own, other tools nowhere."""
+    eights = {info.name for info in found if info.dtype == "F8_E4M3"}
+    if not eights:
+        return None
+    if any(info.name.endswith(".weight_scale_2") and info.name.removesuffix("_2") in eights for info in found):
+        return Stored(Nvfp4(), "nvfp4", None)
+    return Stored(Fp8(_USUAL_BLOCK), "fp8", None)
 
 
 # ---------------------------------------------------------------- one form each
@@ -209,6 +223,20 @@ def _fp8(name: str, parts: Parts, stored: Stored, packing: Fp8) -> Iterator[Made
     yield MadeTensor(name, "BF16", weight.shape, "weight", stored, ("", "_scale"), (weight, scale))
 
 
+def _nvfp4(name: str, parts: Parts, stored: Stored, packing: Nvfp4) -> Iterator[MadeTensor]:
+    rows, pairs = _matrix(parts[".weight"], stored)
+    if pairs == 0 or pairs % 8:
+        raise TensorMismatchError(
+            f"{parts['.weight'].file}: {name}.weight ({stored.label}) has {2 * pairs} columns, which groups of 16 do"
+            " not divide"
+        )
+    _need(parts, ".weight_scale", (rows, pairs // 8), ("F8_E4M3",), stored)
+    whole = _present(parts, ".weight_scale_2", stored)
+    _need(parts, ".weight_scale_2", (1,) if whole.shape == (1,) else (), ("F32",), stored)
+    leaves = (".weight", ".weight_scale", ".weight_scale_2")
+    yield _made(name, parts, stored, "weight", leaves, "BF16", (rows, 2 * pairs))
+
+
 _FORMS: Mapping[type[Packing], _Form] = {
     Gptq: _Form(re.compile(r"\.(qweight|qzeros|scales|g_idx)$"), ".qweight", ("I32",), _gptq),
     Awq: _Form(re.compile(r"\.(qweight|qzeros|scales)$"), ".qweight", ("I32",), _awq),
@@ -218,6 +246,7 @@ _FORMS: Mapping[type[Packing], _Form] = {
     Int8: _Form(re.compile(r"\.weight(_scale|_zero_point)?$"), ".weight", ("I8",), _int8),
     Mxfp4Blocks: _Form(re.compile(r"_(blocks|scales)$"), "_blocks", ("U8",), _mxfp4),
     Mxfp4: _Form(re.compile(r"\.weight_(packed|scale)$"), ".weight_packed", ("U8",), _mxfp4_rows),
+    Nvfp4: _Form(re.compile(r"\.weight(_scale_2|_scale)?$"), ".weight", ("U8",), _nvfp4),
     Fp8: _Form(re.compile(r"(_scale_inv|_scale|)$"), "", ("F8_E4M3",), _fp8),
 }
 
@@ -330,11 +359,3 @@ def _present(parts: Parts, leaf: str, stored: Stored) -> TensorInfo:
         first = next(iter(parts.values()))
         raise TensorMismatchError(f"{first.file}: {first.name} ({stored.label}) stands there without its {leaf[1:]}")
     return parts[leaf]
-
-
-def seen_in(headers: Mapping[Path, Mapping[str, TensorInfo]]) -> Stored | None:
-    """Return the form of files whose config.json has no quantization: fp8 matrices beside their scales, or none."""
-    infos = {name: info for tensors in headers.values() for name, info in tensors.items()}
-    matrices = (name for name, info in infos.items() if info.dtype == "F8_E4M3" and name.endswith(".weight"))
-    scaled = any(f"{name}{leaf}" in infos for name in matrices for leaf in ("_scale_inv", "_scale"))
-    return Stored(Fp8(_FP8_BLOCK), "fp8", None) if scaled else None

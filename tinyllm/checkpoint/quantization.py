@@ -10,10 +10,11 @@ from collections.abc import Sequence
 
 from tinyllm._mx import mx
 from tinyllm.checkpoint.forms import MadeTensor
-from tinyllm.config.packings import Awq, Fp8, Gptq, Int8, Mxfp4, Mxfp4Blocks, PackedInts
+from tinyllm.config.packings import Awq, Fp8, Gptq, Int8, Mxfp4, Mxfp4Blocks, Nvfp4, PackedInts
 
 __all__ = ["make"]
 
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of each of eight rows, the one of its four bits in the word
 
 
@@ -45,6 +46,9 @@ def _weight(made: MadeTensor, arrays: Sequence[mx.array]) -> mx.array:
             return mx.contiguous(stored).view(mx.uint32)
         case Fp8(block):
             return _scaled(_e4m3(stored), arrays[1].astype(mx.float32), block)
+        case Nvfp4():
+            numbers = mx.array(_E2M1)[mx.stack([stored & 15, stored >> 4], axis=-1).flatten(-2)]
+            return numbers * mx.repeat(_e4m3(arrays[1]), 16, axis=-1) * arrays[2].flatten()
 
 
 def _zeros(made: MadeTensor, arrays: Sequence[mx.array]) -> mx.array:

@@ -1,14 +1,19 @@
 """The header of a .safetensors file, checked against the file before anything in it is trusted. No mlx.
 
 Layout (https://github.com/huggingface/safetensors): 8 bytes, little-endian, the length of the header; the header, a
-JSON object name -> {dtype, shape, data_offsets}; then the data. MLX and the safetensors library name no tensor when
-one is bad, and refuse headers above 100 MB, which exist; hence this reader.
+JSON object name -> {dtype, shape, data_offsets}; then the data.
+
+Headers are read here because the safetensors library (0.8) does not return where data begins, takes the last of two
+entries of one name, does not name the tensor whose shape does not fit, and refuses headers above 100 MB and metadata
+that is not text, both of which exist. They are written here because the library needs all data of a file in memory.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import stat
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,8 +23,11 @@ from tinyllm.errors import CheckpointError, CorruptFileError, MissingFileError
 
 _LONGEST = 1 << 29  # bytes of a header: five times the longest that was seen
 _MOST_DIMENSIONS, _MOST_ELEMENTS = 16, 1 << 63
+_ALIGNMENT = 8  # bytes, of where the data begins
+_METADATA = "__metadata__"
 BITS = {
-    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4,
+    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
     "U16": 16, "I16": 16, "F16": 16, "BF16": 16,
     "U32": 32, "I32": 32, "F32": 32,
     "U64": 64, "I64": 64, "F64": 64, "C64": 64,
@@ -54,11 +62,26 @@ def read_safetensors_header(path: Path) -> dict[str, TensorInfo]:
     except ValueError as error:
         raise CorruptFileError(f"{path}: its header is not JSON ({error}); download it again") from error
     assert isinstance(header, dict)  # it begins with a brace
-    header.pop("__metadata__", None)
+    header.pop(_METADATA, None)
     data_start = 8 + len(content)
     tensors = {name: _tensor_info(path, name, entry, data_start) for name, entry in header.items()}
     _check_layout(path, tensors, data_start, size)
     return tensors
+
+
+def write_safetensors_header(
+    tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str]
+) -> bytes:
+    """Return the bytes before a file's data, of tensors (name, dtype, shape) in the order of the data."""
+    entries: dict[str, object] = {_METADATA: dict(metadata)}
+    position = 0
+    for name, dtype, shape in tensors:
+        end = position + math.prod(shape) * BITS[dtype] // 8
+        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, end]}
+        position = end
+    content = json.dumps(entries, separators=(",", ":")).encode()
+    content += b" " * (-len(content) % _ALIGNMENT)
+    return len(content).to_bytes(8, "little") + content
 
 
 def _read_header(path: Path) -> tuple[bytes, int]:
@@ -94,8 +117,9 @@ def _tensor_info(path: Path, name: str, entry: Any, data_start: int) -> TensorIn
         raise CorruptFileError(f"{path}: the header's entry for {name!r} holds values that are no sizes")
     if dtype not in BITS:
         raise CorruptFileError(f"{path}: tensor {name!r} is of unknown type {dtype!r}")
-    needed = math.prod(shape) * BITS[dtype] // 8
-    if end - start != needed:
+    bits = math.prod(shape) * BITS[dtype]
+    needed = -(-bits // 8)
+    if bits % 8 or end - start != needed:
         raise CorruptFileError(
             f"{path}: tensor {name!r} of shape {list(shape)} and type {dtype} needs {needed:,} bytes,"
             f" but its offsets span {end - start:,}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from tinyllm.checkpoint.forms import MadeTensor, restate, seen_in
+from tinyllm.checkpoint.forms import MadeTensor, restate
 from tinyllm.checkpoint.safetensors_header import TensorInfo, read_safetensors_header
 from tinyllm.config.config import Config
 from tinyllm.config.fused import Piece
@@ -106,8 +106,7 @@ def gather(headers: Mapping[Path, Mapping[str, TensorInfo]], config: Config) -> 
     """Name the tensors of all files, those aside that `faults` are found with."""
     found: dict[str, _Found] = {}
     faults: dict[str, CheckpointError] = {}
-    stored = config.quantization.stored if config.quantization else seen_in(headers)
-    sources, skipped, unmade = restate(headers, stored)
+    sources, skipped, unmade = restate(headers, config.quantization.stored if config.quantization else None)
     namer = _Namer(config)
     for info in sources:
         targets, expert = namer.targets(info.name)

@@ -3,7 +3,7 @@
 Each method is read into what the files hold (`Gptq`, `Awq`, ...) and into what is made of it: one of MLX's formats,
 or nothing, where matrices are dequantised. Sources: AutoGPTQ's and GPTQModel's `QuantizeConfig`, AutoAWQ's
 `AwqConfig`, `FineGrainedFP8Config`, `FbgemmFp8Config` and `Mxfp4Config` of transformers 5.24, `QuantizationConfig`
-of compressed-tensors.
+of compressed-tensors, `convert_hf_quant_config_format` of ModelOpt.
 """
 
 from __future__ import annotations
@@ -41,6 +41,10 @@ _COMPRESSED_INERT = frozenset(
     "dequantize global_compression_ratio ignore kv_cache_scheme quantization_status run_compressed"
     " use_optimized_inference version".split()
 )
+_MODELOPT_INERT = frozenset(
+    "config_groups exclude_modules group_size ignore kv_cache_quant_algo kv_cache_scheme producer"
+    " quant_library".split()
+)  # quant_algo implies the format, and the files show which matrices have it
 _SCHEME_INERT = frozenset({"input_activations", "output_activations", "targets"})
 _WEIGHTS_INERT = frozenset(
     "actorder block_structure dynamic observer observer_kwargs scale_dtype strategy zp_dtype".split()
@@ -99,7 +103,12 @@ class Mxfp4:
     """Four-bit floats, two to a byte, and a power of two for 32 columns, of compressed-tensors."""
 
 
-Packing = Gptq | Awq | Fp8 | PackedInts | Int8 | Mxfp4Blocks | Mxfp4
+@dataclass(frozen=True)
+class Nvfp4:
+    """Four-bit floats, two to a byte, an e4m3 scale for 16 columns and a scale for the matrix, of ModelOpt."""
+
+
+Packing = Gptq | Awq | Fp8 | PackedInts | Int8 | Mxfp4Blocks | Mxfp4 | Nvfp4
 
 
 @dataclass(frozen=True)
@@ -145,6 +154,20 @@ def _fp8(reader: ConfigReader) -> Stored:
     _only(reader, {"fmt": ("e4m3", "float8_e4m3fn", None), "expert_dtype": ("fp8", None)})
     reader.discard(_FP8_INERT)
     return Stored(Fp8(_block(reader, block)), "fp8", None)
+
+
+def _modelopt(reader: ConfigReader) -> Stored:
+    algorithm = reader.read(Key("quant_algo", str, None, nullable=True))
+    reader.discard(_MODELOPT_INERT)
+    match algorithm:
+        case "FP8" | "FP8_PER_CHANNEL_PER_TOKEN":
+            return Stored(Fp8(None), "fp8", None)
+        case "NVFP4" | "W4A16_NVFP4":
+            return Stored(Nvfp4(), "nvfp4", None)
+    raise UnsupportedQuantizationError(
+        f"{reader.source}: weights quantised by ModelOpt with quant_algo = {brief(algorithm)} are not read by tinyllm"
+        " (it reads FP8 and NVFP4); look for an MLX conversion (mlx-community) or the original weights"
+    )
 
 
 def _mxfp4(reader: ConfigReader) -> Stored:
@@ -214,6 +237,7 @@ METHODS: Mapping[str, Callable[[ConfigReader], Stored]] = {
     "fbgemm_fp8": _fp8,
     "compressed-tensors": _compressed,
     "mxfp4": _mxfp4,
+    "modelopt": _modelopt,
 }
 
 

@@ -84,6 +84,8 @@ def read_quantization(reader: ConfigReader, canonical: Modules) -> QuantizationC
 
 def _read_one(packed: ConfigReader, canonical: Modules) -> QuantizationConfig:
     method = packed.take("quant_method")
+    if method is None and packed.has("quant_algo"):  # as older versions of ModelOpt write it
+        method = "modelopt"
     if isinstance(method, str) and method in METHODS:
         return _read_foreign(packed, method)
     if method not in (None, "mlx") or not packed.has("bits"):

@@ -1,7 +1,6 @@
 """Safetensors files that are written a tensor at a time: what will be in them is known before the first. No mlx.
 
-The layout is described in `checkpoint/safetensors_header.py`. The safetensors library writes a file from all of its
-tensors at once, which a model that is larger than memory does not allow: hence this writer.
+The safetensors library writes a file from tensors that are all in memory, here up to 5 GB more than one tensor takes.
 """
 
 from __future__ import annotations
@@ -17,12 +16,11 @@ from types import TracebackType
 from typing import IO
 
 from tinyllm.checkpoint.files import INDEX, SINGLE
-from tinyllm.checkpoint.safetensors_header import BITS
+from tinyllm.checkpoint.safetensors_header import BITS, write_safetensors_header
 
 __all__ = ["SHARD_BYTES", "Planned", "ShardWriter"]
 
 SHARD_BYTES = 5 * 10**9
-_ALIGNMENT = 8  # bytes, of where the data begins, as the safetensors library has it
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,8 @@ class ShardWriter:
             self._close()
             self._file = (self._folder / self._names[shard]).open("wb")
             self._open = shard
-            self._put(_header(self._shards[shard], self._metadata))
+            planned = ((each.name, each.dtype, each.shape) for each in self._shards[shard])
+            self._put(write_safetensors_header(planned, self._metadata))
         self._put(data)
 
     def _put(self, data: bytes | memoryview) -> None:
@@ -137,15 +136,3 @@ def _numbers(shards: Sequence[object]) -> range:
 
 def _name(number: int, count: int) -> str:
     return f"model-{number:05}-of-{count:05}.safetensors"
-
-
-def _header(tensors: Sequence[Planned], metadata: Mapping[str, str]) -> bytes:
-    entries: dict[str, object] = {"__metadata__": dict(metadata)}
-    position = 0
-    for tensor in tensors:
-        end = position + tensor.nbytes
-        entries[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [position, end]}
-        position = end
-    content = json.dumps(entries, separators=(",", ":")).encode()
-    content += b" " * (-len(content) % _ALIGNMENT)
-    return len(content).to_bytes(8, "little") + content

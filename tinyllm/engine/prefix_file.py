@@ -15,8 +15,6 @@ Nothing in a file is trusted, and no name in it is looked up: names and shapes m
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -28,11 +26,10 @@ from tinyllm._mx import dtype_name, mx
 from tinyllm.checkpoint.files import find_weight_files
 from tinyllm.checkpoint.gguf_header import is_gguf
 from tinyllm.checkpoint.gguf_parts import read_gguf_parts
-from tinyllm.checkpoint.safetensors_header import BITS, TensorInfo, read_safetensors_header
+from tinyllm.checkpoint.safetensors_header import TensorInfo, read_safetensors_header, write_safetensors_header
 from tinyllm.checkpoint.weights import DTYPES
 from tinyllm.config.config import Config
 from tinyllm.config.layers import rope_of
-from tinyllm.config.reader import parse_json
 from tinyllm.engine.engine import Engine
 from tinyllm.errors import CheckpointError, CorruptFileError, PrefixFileError, UsageError
 from tinyllm.kv.kinds import StoredArray
@@ -43,7 +40,7 @@ from tinyllm.ops.packed_kv import packed_heads
 
 __all__ = ["Fingerprint", "load_prefix", "save_prefix"]
 
-_METADATA, _TOKENS = "__metadata__", "tokens"
+_TOKENS = "tokens"
 _WORDS = "U32"
 _SAMPLE = 4096  # bytes
 _LONGEST_VALUE = 200  # characters that are shown
@@ -261,19 +258,12 @@ def _check_shares(manager: PageManager) -> None:
 
 def _write(path: Path, metadata: Mapping[str, str], layout: _Layout, data: Iterator[mx.array]) -> None:
     """Write a safetensors file from arrays that are made one by one, and give it its name when it is whole."""
-    header: dict[str, Any] = {_METADATA: metadata}
-    position = 0
-    for name, (dtype, shape) in layout.items():
-        end = position + math.prod(shape) * BITS[dtype] // 8
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [position, end]}
-        position = end
-    content = json.dumps(header).encode()
-    content += b" " * (-len(content) % 8)
+    header = write_safetensors_header(((name, *kind) for name, kind in layout.items()), metadata)
     try:
         with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:  # its mode is 600
             unfinished = Path(file.name)
             try:
-                file.write(len(content).to_bytes(8, "little") + content)
+                file.write(header)
                 for array in data:
                     file.write(memoryview(mx.contiguous(array).view(mx.uint8)))  # type: ignore[arg-type]
                 file.flush()
@@ -285,18 +275,18 @@ def _write(path: Path, metadata: Mapping[str, str], layout: _Layout, data: Itera
         raise PrefixFileError(f"{path}: not written: {error.strerror}") from error
 
 
-def _read_header(path: Path) -> tuple[dict[str, TensorInfo], Mapping[str, Any]]:
-    """Return the checked entries of a file's header, and its metadata, which may hold anything."""
+def _read_header(path: Path) -> tuple[dict[str, TensorInfo], Mapping[str, str]]:
+    """Return the checked entries of a file's header, and its metadata."""
+    from safetensors import SafetensorError, safe_open
+
     try:
         tensors = read_safetensors_header(path)
-        with path.open("rb") as file:
-            header = parse_json(file.read(int.from_bytes(file.read(8), "little")))
-    except CorruptFileError as error:
+        with safe_open(path, framework="numpy") as file:
+            return tensors, file.metadata() or {}
+    except (CorruptFileError, SafetensorError) as error:
         raise PrefixFileError(f"{path}: damaged, or not a prefix that tinyllm saved: give another file") from error
     except (CheckpointError, OSError) as error:
         raise PrefixFileError(f"{path}: not readable as a saved prefix") from error
-    metadata = header.get(_METADATA)
-    return tensors, metadata if isinstance(metadata, dict) else {}
 
 
 def _config_digest(config: Config) -> str:
