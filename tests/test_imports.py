@@ -31,6 +31,7 @@ FLOORS = (
     {"kv"},
     {"model"},
     {"engine", "text"},
+    {"answer"},
     {"anatomy", "bench", "llm", "doctor", "convert", "perplexity"},
     {"chat"},
     {"cli"},

@@ -186,6 +186,7 @@ def complete(folder: Path) -> Path:
 def test_a_link_is_followed_from_a_folder_of_the_users_and_not_out_of_a_download(tmp_path: Path, name: str) -> None:
     folder = complete(tmp_path / "folder")
     snapshot = complete(tmp_path / "models--a--b" / "snapshots" / "0123abc")
+    (tmp_path / "models--a--b" / "blobs").mkdir()
     for each in (folder, snapshot):
         (each / name).symlink_to((each / name).rename(tmp_path / f"{each.name}-{name}"))
     with LLM(folder) as llm:

@@ -15,6 +15,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tinyllm.answer import Answer as Answer
+    from tinyllm.answer import Chunk as Chunk
+    from tinyllm.answer import Statistics as Statistics
     from tinyllm.checkpoint.weights import WeightStore as WeightStore
     from tinyllm.config.config import Config as Config
     from tinyllm.engine.request import SamplingParams as SamplingParams
@@ -23,9 +26,6 @@ if TYPE_CHECKING:
     from tinyllm.kv.paged import TinyKvPagedCache as TinyKvPagedCache
     from tinyllm.kv.paged import TinyKvPagedPool as TinyKvPagedPool
     from tinyllm.llm import LLM as LLM
-    from tinyllm.llm import Answer as Answer
-    from tinyllm.llm import Chunk as Chunk
-    from tinyllm.llm import Statistics as Statistics
     from tinyllm.model.attention import Attention as Attention
     from tinyllm.model.block import TransformerBlock as TransformerBlock
     from tinyllm.model.linear import Embedding as Embedding
@@ -41,10 +41,10 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "LLM": "tinyllm.llm",
-    "Answer": "tinyllm.llm",
-    "Chunk": "tinyllm.llm",
+    "Answer": "tinyllm.answer",
+    "Chunk": "tinyllm.answer",
     "SamplingParams": "tinyllm.engine.request",
-    "Statistics": "tinyllm.llm",
+    "Statistics": "tinyllm.answer",
     "TinyllmError": "tinyllm.errors",
     "Config": "tinyllm.config.config",
     "WeightStore": "tinyllm.checkpoint.weights",

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-import threading
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -18,6 +15,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypedDict, cast, overload
 
 from tinyllm._mx import mx
+from tinyllm.answer import Answer as Answer
+from tinyllm.answer import Chunk as Chunk
+from tinyllm.answer import Meter
+from tinyllm.answer import Statistics as Statistics
 from tinyllm.arguments import check_chat, check_limits, check_prompts, check_settings, stop_strings, token_ids
 from tinyllm.checkpoint.contents import Contents, read_contents
 from tinyllm.checkpoint.gguf_header import is_gguf
@@ -26,7 +27,7 @@ from tinyllm.engine.engine import Engine
 from tinyllm.engine.load import EngineSettings, load_engine
 from tinyllm.engine.plan import MemoryPlan
 from tinyllm.engine.prefix_file import Fingerprint, load_prefix, save_prefix
-from tinyllm.engine.request import MAX_SEED, FinishReason, Output, Request, SamplingParams, TokenLogprobs
+from tinyllm.engine.request import MAX_SEED, Request, SamplingParams
 from tinyllm.engine.worker import EngineWorker, Ticket
 from tinyllm.errors import BackendError, ModelNotFoundError, UsageError
 from tinyllm.ops.features import ModelFeatures
@@ -66,120 +67,6 @@ class Settings(Sampling, total=False):
 
 
 Conversation = Sequence[Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """One answer in figures. Times are in seconds; `ttft_s` is from the request to its first token.
-
-    Of the `prompt_tokens`, `cached_tokens` were computed before. `prefill_tps` and `decode_tps` are tokens per second
-    over the rest of the prompt and over the tokens after the first one, 0 where there were none. `peak_bytes` is the
-    most memory that MLX has held, loading included; `kv_bytes` is the size of the answer's cache, and
-    `kv_limit_bytes` what all caches may take, where a token takes `kv_token_bytes`, packed to `kv_bits` if so;
-    `context` is how many tokens a request may have. `sampling` is what was in force.
-    """
-
-    prompt_tokens: int
-    cached_tokens: int
-    completion_tokens: int
-    sampling: SamplingParams
-    load_s: float
-    ttft_s: float
-    prefill_tps: float
-    decode_tps: float
-    total_s: float
-    peak_bytes: int
-    kv_bytes: int
-    kv_limit_bytes: int
-    kv_token_bytes: int
-    kv_bits: int | None
-    context: int
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """A piece of an answer: text that is final, and the tokens behind it.
-
-    `reasoning` is what the model thought before its answer, where it marks that. `prefilled` counts the tokens of the
-    prompt that are computed. The last chunk has the `finish_reason` ("stop", "length" or "cancelled"), the `stop`
-    string that ended the answer if one did, and the `statistics`.
-    """
-
-    text: str = ""
-    reasoning: str = ""
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    prefilled: int = 0
-    finish_reason: FinishReason | None = None
-    stop: str | None = None
-    statistics: Statistics | None = None
-
-
-class Answer:
-    """An answer: iterate over it for its chunks as they are made, as often as you like.
-
-    `text()`, `reasoning()`, `finish_reason`, `stop` and `statistics` wait for its end. An answer that nothing refers
-    to any more is cancelled.
-    """
-
-    def __init__(self, ticket: Ticket, chunks: Iterator[Chunk]) -> None:
-        self.prompt_token_ids = ticket.request.prompt_ids
-        self._ticket = ticket
-        self._coming = chunks
-        self._chunks: list[Chunk] = []
-        self._lock = threading.Lock()
-        weakref.finalize(self, ticket.cancel)  # an iterator that was never begun would not
-
-    def __iter__(self) -> Iterator[Chunk]:
-        taken = 0
-        while True:
-            with self._lock:
-                if taken == len(self._chunks):
-                    chunk = next(self._coming, None)
-                    if chunk is None:
-                        return
-                    self._chunks.append(chunk)
-            yield self._chunks[taken]
-            taken += 1
-
-    def __str__(self) -> str:
-        return self.text()
-
-    def __repr__(self) -> str:
-        text = "".join(chunk.text for chunk in self._chunks)
-        reason = self._chunks[-1].finish_reason if self._chunks else None
-        return f"<Answer {text!r}, {reason or 'not finished'}>"
-
-    def text(self) -> str:
-        """Return the text of all chunks, without the reasoning."""
-        return "".join(chunk.text for chunk in self)
-
-    def reasoning(self) -> str:
-        """Return what the model thought before its answer, if it marks that."""
-        return "".join(chunk.reasoning for chunk in self)
-
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        """Why the answer ended: "stop", "length" or "cancelled"."""
-        return self._last.finish_reason
-
-    @property
-    def stop(self) -> str | None:
-        """The stop string that ended the answer, if one did."""
-        return self._last.stop
-
-    @property
-    def statistics(self) -> Statistics | None:
-        """What the answer took."""
-        return self._last.statistics
-
-    @property
-    def _last(self) -> Chunk:
-        return list(self)[-1]
-
-    def cancel(self) -> None:
-        """Let the engine forget the request; its last chunk then has the reason "cancelled"."""
-        self._ticket.cancel()
 
 
 class LLM:
@@ -381,7 +268,7 @@ class LLM:
         self.close()
 
     def _chunks(self, ticket: Ticket, text: TextStream, ends: Mapping[int, str]) -> Iterator[Chunk]:
-        meter = _Meter(ticket, self.load_s, self.plan)
+        meter = Meter(ticket, self.load_s, self.plan)
         try:
             for output in ticket:
                 meter.add(output)
@@ -408,52 +295,6 @@ class LLM:
                     return
         finally:
             ticket.cancel()
-
-
-class _Meter:
-    """Takes the times of one request from its outputs."""
-
-    def __init__(self, ticket: Ticket, load_s: float, plan: MemoryPlan) -> None:
-        self._ticket = ticket
-        self._plan = plan
-        self._load_s = load_s
-        self._tokens = 0
-        self._cached = 0
-        self._first_at = self._last_at = ticket.submitted_at
-        self._prefill_s = 0.0
-        self._kv_bytes = 0
-
-    def add(self, output: Output) -> None:
-        self._last_at = output.at
-        self._cached = output.cached or self._cached
-        self._kv_bytes = output.kv_bytes or self._kv_bytes
-        if output.token_id is None:
-            return
-        self._tokens += 1
-        if self._tokens == 1:
-            self._first_at, self._prefill_s = output.at, output.prefill_s
-
-    def statistics(self) -> Statistics:
-        request = self._ticket.request
-        decode_s = self._last_at - self._first_at
-        prompt_tokens = len(request.prompt_ids)
-        return Statistics(
-            prompt_tokens=prompt_tokens,
-            cached_tokens=self._cached,
-            completion_tokens=self._tokens,
-            sampling=request.sampling,
-            load_s=self._load_s,
-            ttft_s=self._first_at - self._ticket.submitted_at,
-            prefill_tps=(prompt_tokens - self._cached) / self._prefill_s if self._prefill_s else 0.0,
-            decode_tps=(self._tokens - 1) / decode_s if self._tokens > 1 else 0.0,
-            total_s=self._last_at - self._ticket.submitted_at,
-            peak_bytes=mx.get_peak_memory(),
-            kv_bytes=self._kv_bytes,
-            kv_limit_bytes=self._plan.budget_bytes,
-            kv_token_bytes=self._plan.token_bytes,
-            kv_bits=self._plan.kv_bits,
-            context=self._plan.context,
-        )
 
 
 def _plan_of(engine: Engine) -> MemoryPlan:

@@ -36,7 +36,7 @@ def test_a_single_file_is_read(tmp_path: Path) -> None:
 
 
 def test_the_index_decides_which_files_are_read(tmp_path: Path) -> None:
-    for name in ("b.safetensors", "a.safetensors", "stray.safetensors", SINGLE):
+    for name in ("b.safetensors", "a.safetensors", "stray.safetensors"):
         write_empty(tmp_path / name)
     write_index(tmp_path, {"x": "b.safetensors", "y": "a.safetensors", "z": "b.safetensors"})
     assert files_of(tmp_path) == ["a.safetensors", "b.safetensors"]
@@ -168,7 +168,7 @@ def test_a_linked_folder_in_a_download_is_not_followed(tmp_path: Path) -> None:
         find_weight_files(snapshot)
 
 
-@pytest.mark.parametrize("weight_map", [None, [], {"x": 1}], ids=repr)
+@pytest.mark.parametrize("weight_map", [None, [], {}, {"x": 1}], ids=repr)
 def test_a_single_file_beside_an_index_without_a_map_is_read_with_a_warning(
     tmp_path: Path, weight_map: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -204,6 +204,24 @@ def tiny_config(folder: Path) -> Any:
     from tinyllm.config.config import Config
 
     return Config.from_dict(tiny.config(), source=str(folder))
+
+
+def test_a_users_folder_of_snapshots_is_no_download(tmp_path: Path) -> None:
+    write_empty(tmp_path / "elsewhere.safetensors")
+    folder = tmp_path / "snapshots" / "mine"
+    folder.mkdir(parents=True)
+    (folder / SINGLE).symlink_to(tmp_path / "elsewhere.safetensors")
+    assert files_of(folder) == [SINGLE]
+
+
+def test_an_index_that_names_what_its_files_lack_gives_way_to_a_single_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("a.safetensors", SINGLE):
+        write_empty(tmp_path / name)
+    write_index(tmp_path, {"x": "a.safetensors"})
+    assert files_of(tmp_path) == [SINGLE]
+    assert "model.safetensors is read instead" in caplog.text
 
 
 # Fault 08: the hub's cache.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from tinyllm.checkpoint.gguf_header import is_gguf
+from tinyllm.checkpoint.safetensors_header import read_safetensors_header
 from tinyllm.config.reader import check_link, is_there, read_json_object
 from tinyllm.errors import CheckpointError, ConfigError, MissingFileError, TokenizerError, UnsafePathError
 
@@ -81,19 +83,29 @@ def _from_index(folder: Path) -> WeightFiles:
     names = sorted(set(weight_map.values()))
     paths = {name: checked_file(folder, name) for name in names}
     absent = tuple(name for name in names if not _exists(paths[name]))
-    if not absent:
+    if not absent and not (SINGLE not in names and _exists(folder / SINGLE) and _is_stale(weight_map, paths)):
         return WeightFiles(tuple(paths.values()))
     if _exists(folder / SINGLE):
+        if not absent:
+            logger.warning("%s: its files lack tensors that it names (%s is read instead)", folder / INDEX, SINGLE)
         return WeightFiles((checked_file(folder, SINGLE),), absent)
     raise MissingFileError(
         f"{folder}: the index names files that are not there: {', '.join(absent)}; download the model again"
     )
 
 
+def _is_stale(weight_map: Mapping[str, str], paths: Mapping[str, Path]) -> bool:
+    """Whether a file lacks a tensor that the index has it hold."""
+    held = {name: read_safetensors_header(path).keys() for name, path in paths.items()}
+    return any(tensor not in held[name] for tensor, name in weight_map.items())
+
+
 def _read_weight_map(folder: Path) -> dict[str, str]:
     weight_map = read_json_object(checked_file(folder, INDEX), _MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise CheckpointError(f"{folder / INDEX}: has no weight_map from tensor names to file names")
+    if not weight_map:
+        raise CheckpointError(f"{folder / INDEX}: its weight_map is empty")
     return weight_map
 
 

@@ -28,7 +28,7 @@ _LIMITS: Mapping[type, float] = {int: 2**31 - 1, float: 1e30}
 
 _METADATA = re.compile(
     r"dropout|_pdrop$|_drop$|initializer|init_std$|(^|_)loss(_|$)|(^|_)version$|(^|_)date$|(^|_)path$"
-    r"|^(transformers|unsloth|tokenizer|wandb|gradient|quantized_by)"
+    r"|^(transformers|unsloth|tokenizer|wandb|gradient|quantized_by|training|base_model|created|torch_compile)|^name$"
 )
 _FACTORS = re.compile(r"factor|scale$|scaling$|multiplier$")
 
@@ -76,10 +76,14 @@ def check_link(path: Path) -> None:
         ) from None
     named = path.parent.absolute()
     folders = (folder for each in (named, home) for folder in (each, *each.parents))
-    snapshot = next((folder.resolve() for folder in folders if folder.parent.name == "snapshots"), None)
+    snapshot = next((folder.resolve() for folder in folders if _is_snapshot(folder)), None)
     if snapshot is None or real.is_relative_to(snapshot) or real.parent == snapshot.parents[1] / "blobs":
         return
     raise UnsafePathError(f"{path}: a link that leads out of the folder, and is not followed")
+
+
+def _is_snapshot(folder: Path) -> bool:
+    return folder.parent.name == "snapshots" and (folder.parents[1] / "blobs").is_dir()
 
 
 def is_there(path: Path) -> bool:
