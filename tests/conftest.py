@@ -34,7 +34,11 @@ REAL_MODEL = Path(__file__).parent.parent / "models" / "SmolLM2-135M-Instruct-fr
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs the real model where it is not fetched, and parity tests where nobody asked for them."""
+    """Skip what needs the real model where it is not fetched, and parity tests where nobody asked for them.
+
+    What takes minutes comes first, so that no process is left alone with it at the end.
+    """
+    items.sort(key=lambda item: item.path.name != "test_machines.py")
     for item in items:
         if item.get_closest_marker("real_model") and not (REAL_MODEL / "model.safetensors").exists():
             item.add_marker(pytest.mark.skip(reason="the embedded model is not fetched: scripts/fetch_model.py"))
