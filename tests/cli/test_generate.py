@@ -16,6 +16,7 @@ from terminal import tinyllm_on_a_terminal
 
 from tinyllm.cli.prompt import read_prompt
 from tinyllm.errors import UsageError
+from tinyllm.kernels import has_compiler
 
 ANSWER = " one two three"
 
@@ -384,3 +385,16 @@ def test_a_full_disk_under_stdout_is_one_line(scripted: Path) -> None:
 def test_eager_steps_give_the_same_answer(scripted: Path) -> None:
     done = tinyllm("generate", "count", "-m", scripted, "--eager")
     assert (done.returncode, done.stdout) == (0, tinyllm("generate", "count", "-m", scripted).stdout)
+
+
+@pytest.mark.skipif(not has_compiler() or sys.platform != "linux", reason="kernels are compiled on a Linux CPU")
+def test_the_first_run_on_a_machine_says_what_it_waits_for(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    command = ("generate", "-m", tiny_checkpoint, "-n", "2", "x")
+    shown = [tinyllm_on_a_terminal(*command, env={"XDG_CACHE_HOME": str(tmp_path)}) for _ in range(2)]
+    assert ["compiling kernels, once per machine" in text for text in shown] == [True, False]
+
+
+def test_temperature_has_a_short_name(tiny_checkpoint: Path) -> None:
+    for option in ("--temperature", "--temp", "-t"):
+        done = tinyllm("generate", "-m", tiny_checkpoint, "-n", "1", option, "0.5", "--seed", "1", "--json", "x")
+        assert json.loads(done.stdout)["sampling"]["temperature"] == 0.5

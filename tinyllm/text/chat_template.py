@@ -1,7 +1,9 @@
 """Messages to a prompt: the Jinja chat template of a checkpoint.
 
 Templates are programs from strangers. They run in a process of their own (`template_worker.TemplateWorker`), see
-plain JSON values only, and render what transformers' `apply_chat_template` renders, byte for byte.
+plain JSON values only, and render what transformers' `apply_chat_template` renders, byte for byte. Two things differ
+on purpose: arguments of a tool call that are given as JSON text are a mapping too, for templates that want one, and
+content is given as the template takes it, as a text or as parts.
 """
 
 from __future__ import annotations
