@@ -48,3 +48,14 @@ def test_last_words() -> None:
     assert conversation.last_question == "c"
     assert conversation.last_answer == Message("assistant", "b")
     assert Conversation().last_question is None and Conversation().last_answer is None
+
+
+def test_a_message_without_an_answer_is_joined_with_the_next_one() -> None:
+    conversation = Conversation("s", [Message("user", "a"), Message("assistant", "b"), Message("user", "c")])
+    prompt = conversation.prompt(Message("user", "d"))
+    assert [(m["role"], m["content"]) for m in prompt] == [
+        ("system", "s"),
+        ("user", "a"),
+        ("assistant", "b"),
+        ("user", "c\n\nd"),
+    ]

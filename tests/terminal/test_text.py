@@ -32,6 +32,7 @@ def test_control_characters_are_shown_and_text_is_not_changed() -> None:
     plain = "tabs\tand\nlines, ä 日本 👍 \u200d עברית"
     assert visible(plain) == plain
     assert visible("windows\r\nlines") == "windows\nlines"
+    assert visible("\u202egpj.exe \ud83d") == "\\u202egpj.exe \ufffd"
 
 
 def test_only_a_terminal_gets_another_text() -> None:

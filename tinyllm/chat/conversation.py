@@ -31,9 +31,18 @@ class Conversation:
         self.messages = list(messages)
 
     def prompt(self, *more: Message) -> list[dict[str, Any]]:
-        """Return all messages, and `more` after them, as a chat template takes them."""
-        system = [] if self.system is None else [Message(SYSTEM, self.system)]
-        return [message.for_template() for message in (*system, *self.messages, *more)]
+        """Return all messages, and `more` after them, as a chat template takes them.
+
+        A message that was never answered, because the process was killed, is joined with the user's next one: many
+        templates refuse a conversation in which the two sides do not take turns.
+        """
+        turns: list[Message] = [] if self.system is None else [Message(SYSTEM, self.system)]
+        for message in (*self.messages, *more):
+            if turns and turns[-1].role == message.role == USER:
+                turns[-1] = Message(USER, f"{turns[-1].content}\n\n{message.content}")
+            else:
+                turns.append(message)
+        return [message.for_template() for message in turns]
 
     @property
     def last_question(self) -> str | None:

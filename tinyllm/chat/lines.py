@@ -16,6 +16,7 @@ from tinyllm.text.given import MOST_BYTES, decoded, too_large
 
 if TYPE_CHECKING:
     from prompt_toolkit.completion import Completer
+    from prompt_toolkit.history import History
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 _QUOTES = '"""'
@@ -74,7 +75,7 @@ class EditedLines:
     def __init__(self, history: Path | None, names: Callable[[Kind], Iterable[str]]) -> None:
         from prompt_toolkit import PromptSession
         from prompt_toolkit.filters import Condition
-        from prompt_toolkit.history import FileHistory, InMemoryHistory
+        from prompt_toolkit.history import InMemoryHistory
 
         self.footer: Callable[[int], str] = lambda width: ""
         self._leaving = False
@@ -82,7 +83,7 @@ class EditedLines:
         self._error: BaseException | None = None
         file = None if history is None else _private(history)
         self._session: PromptSession[str] = PromptSession(
-            history=InMemoryHistory() if file is None else FileHistory(str(file)),
+            history=InMemoryHistory() if file is None else _history(file),
             completer=_completer(names),
             complete_while_typing=False,
             key_bindings=self._keys(),
@@ -213,6 +214,18 @@ def _names_of(kind: Kind, names: Callable[[Kind], Iterable[str]]) -> Iterable[st
         "think": ("on", "off", "default", "show"),
     }
     return known[kind] if kind in known else names(kind)
+
+
+def _history(file: Path) -> History:
+    """Return the lines of earlier chats. A line that cannot be written, as on a full disk, is kept for this chat."""
+    from prompt_toolkit.history import FileHistory
+
+    class Lenient(FileHistory):
+        def store_string(self, string: str) -> None:
+            with suppress(OSError):
+                super().store_string(string)
+
+    return Lenient(str(file))
 
 
 def _private(path: Path) -> Path | None:

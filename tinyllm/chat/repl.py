@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from tinyllm.chat.commands import as_typed, find_command, shortened
+from tinyllm.chat.conversation import USER
 from tinyllm.chat.interrupt import cancelling, without_echo
 from tinyllm.chat.lines import fit, fit_named
 from tinyllm.chat.session import Session, read_settings
@@ -195,6 +196,8 @@ class Repl:
         self.screen.tell(f"{transcript.name}: {turns} messages{other}{torn}")
         for message in saved.conversation.messages[-2:]:
             self.screen.tell(f"  {message.role}: {shortened(message.content)}")
+        if saved.conversation.messages[-1:] and saved.conversation.messages[-1].role == USER:
+            self.screen.tell("(the last message has no answer: /retry has it answered)")
         for problem in problems:
             self.screen.complain(f"{transcript.name}: a saved setting is left out: {problem}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,6 +26,8 @@ Overflow = Literal["stop", "shift"]
 # Where a model's makers say nothing: lively, and without the tail of what is unlikely.
 TALK: Mapping[str, float] = {"temperature": 0.7, "top_p": 0.95}
 SETTINGS = (*(field.name for field in fields(SamplingParams) if field.name != "held_back"), "max_tokens", "stop")
+_TOKEN_ID = re.compile(r"[0-9]{1,18}")
+_LONGEST_PROBLEM = 200  # characters: a file may hold a setting of any length
 _ROOM_SHARE = 8  # of the context, one part of this many is to be left for an answer before turns are dropped
 
 
@@ -282,10 +285,10 @@ def read_settings(saved: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     problems = []
     for name, value in saved.items():
         if name == "logit_bias" and isinstance(value, Mapping):  # JSON has strings for keys
-            value = {int(key) if str(key).isdecimal() else key: bias for key, bias in value.items()}
+            value = {int(key) if _TOKEN_ID.fullmatch(key) else key: bias for key, bias in value.items()}
         try:
             check_setting(name, value)
             settings[name] = tuple(value) if name == "stop" else value
         except UsageError as error:
-            problems.append(str(error))
+            problems.append(str(error)[:_LONGEST_PROBLEM])
     return settings, problems

@@ -22,8 +22,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from difflib import get_close_matches
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from tinyllm.chat.conversation import ASSISTANT, USER, Conversation, Message
 from tinyllm.errors import ChatFileError
@@ -82,7 +83,7 @@ class Transcript:
 
     def write_whole(self, model: str, conversation: Conversation, settings: Mapping[str, Any]) -> None:
         """Write the conversation as it stands, in place of what the file says so far."""
-        if self.path.exists():
+        if _exists(self.path):
             self._append([{"keep": 0}, *_state(conversation, settings)])
         else:
             self.begin(model, conversation, settings)
@@ -90,7 +91,7 @@ class Transcript:
     def rename(self, name: str) -> None:
         """Give the file another name. Raises ChatFileError if there is one of that name."""
         target = self.path.with_name(_checked_name(name) + _SUFFIX)
-        if target.exists():
+        if _exists(target):
             raise ChatFileError(f"there is a conversation named {name!r} already: choose another name")
         try:
             self.path.rename(target)
@@ -101,18 +102,28 @@ class Transcript:
     def _append(self, lines: list[Mapping[str, Any]]) -> None:
         """Add lines after the last whole one; if that fails, the file is left as it was."""
         try:
-            with self.path.open("r+b") as file:
+            # Unbuffered: closing a buffered file writes what is left of the buffer, after the file was cut back.
+            with self.path.open("r+b", buffering=0) as file:
                 end = _end_of_whole_lines(file)
                 try:
                     file.truncate(end)
                     file.seek(end)
-                    file.write(_encoded(lines))
-                    file.flush()
+                    rest = memoryview(_encoded(lines))
+                    while rest:
+                        rest = rest[file.write(rest) :]
                 except OSError:
-                    os.ftruncate(file.fileno(), end)
+                    file.truncate(end)
                     raise
         except OSError as error:
             raise ChatFileError(f"{self.path}: not written: {error.strerror}") from error
+
+
+def _exists(path: Path) -> bool:
+    """Return whether a file is there, and False for a folder that cannot be searched: writing there says why."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def _line(message: Message) -> Mapping[str, Any]:
@@ -140,7 +151,7 @@ def _write_new(path: Path, content: bytes) -> None:
         raise
 
 
-def _end_of_whole_lines(file: BinaryIO) -> int:
+def _end_of_whole_lines(file: FileIO) -> int:
     """Return how many bytes of a file are whole lines."""
     end = file.seek(0, os.SEEK_END)
     while end:
@@ -172,7 +183,7 @@ class TranscriptStore:
         stem = "-".join([datetime.now().strftime("%Y-%m-%d-%H%M%S"), *words])[:90]
         path = self.folder / f"{stem}{_SUFFIX}"
         number = 1
-        while path.exists():
+        while _exists(path):
             number += 1
             path = self.folder / f"{stem}-{number}{_SUFFIX}"
         return Transcript(path)
@@ -186,7 +197,7 @@ class TranscriptStore:
     def named(self, name: str) -> Transcript:
         """Return the file of a new conversation. Raises ChatFileError for a name that is taken, or is none."""
         transcript = Transcript(self.folder / f"{_checked_name(name)}{_SUFFIX}")
-        if transcript.path.exists():
+        if _exists(transcript.path):
             raise ChatFileError(f"there is a conversation named {name!r} already: choose another name")
         return transcript
 
@@ -211,7 +222,11 @@ class TranscriptStore:
         return Transcript(self.folder / f"{name}{_SUFFIX}")
 
     def _files(self) -> list[Path]:
-        return [file for file in self.folder.glob(f"*{_SUFFIX}") if file.is_file()] if self.folder.is_dir() else []
+        try:
+            found = self.folder.glob(f"*{_SUFFIX}") if self.folder.is_dir() else ()
+            return [file for file in found if file.is_file()]
+        except OSError as error:
+            raise ChatFileError(f"{self.folder}: not read: {error.strerror}") from error
 
 
 def read_transcript(path: Path) -> Saved:

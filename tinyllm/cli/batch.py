@@ -133,7 +133,7 @@ class _Run:
             return {"id": line.id, **self._read(answer)}
         except Exception as error:
             if self._debug:
-                traceback.print_exception(error)
+                tell("".join(traceback.format_exception(error)).rstrip())
             return {"id": line.id, "error": f"line {line.number}: {_explain(error)}"}
 
     def _read(self, answer: Answer) -> Record:

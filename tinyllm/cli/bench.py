@@ -15,6 +15,7 @@ import typer
 
 from tinyllm.cli import console, options
 from tinyllm.errors import UsageError
+from tinyllm.terminal.text import tell
 
 if TYPE_CHECKING:
     from tinyllm.bench.compare import Old
@@ -186,7 +187,7 @@ def _measure(
     width = None if output or form != "md" else console.stdout_columns() or PIPED_COLUMNS
     _write(FORMATS[form](report) if width is None else as_shown(report, width), output)
     if report.changes and form in ("csv", "jsonl"):
-        typer.echo(changes_table(report.changes, console.columns()), err=True)
+        tell(changes_table(report.changes, console.columns()))
     if plot is not None:
         from tinyllm.bench.plot import draw
 

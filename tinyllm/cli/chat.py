@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tinyllm.cli import console, options
-from tinyllm.errors import ChatTemplateError, UsageError
+from tinyllm.errors import ChatFileError, ChatTemplateError, UsageError
 
 if TYPE_CHECKING:
     from tinyllm.chat.commands import Kind
@@ -182,7 +182,8 @@ def _lines(opening: _Opening, store: TranscriptStore) -> Lines:
 
     def names(kind: Kind) -> Iterable[str]:
         if kind == "conversation":
-            return store.names()
+            with suppress(ChatFileError):  # there is nothing to complete, and /load says why
+                return store.names()
         return _model_names() if kind == "model" else ()
 
     return EditedLines(store.folder.parent / "history" if opening.save else None, names)

@@ -33,7 +33,7 @@ def run(command: Callable[[], None], *, debug: bool) -> int:
         leave(1)
     except Exception as error:
         if debug:
-            traceback.print_exc()
+            tell(traceback.format_exc().rstrip())
         say(_explain(error))
         return error.exit_code if isinstance(error, TinyllmError) else 1
     return 0

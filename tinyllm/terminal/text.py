@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import TextIO
 
 __all__ = ["for_stream", "tell", "visible"]
@@ -11,6 +12,8 @@ _KEPT = "\t\n"
 _VISIBLE = {
     **{code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in _KEPT},  # ␛ and its like
     0x7F: "␡",
+    **{code: f"\\u{code:04x}" for code in (0x202D, 0x202E)},  # overrides, which show text in reverse
+    **dict.fromkeys(range(0xD800, 0xE000), "\ufffd"),  # lone surrogates: no stream can encode them
     **{code: f"\\x{code:02x}" for code in range(0x80, 0xA0)},  # C1, which some terminals obey as they do ESC [
 }
 
@@ -26,5 +29,6 @@ def for_stream(text: str, stream: TextIO) -> str:
 
 
 def tell(text: str) -> None:
-    """Print to stderr."""
-    print(for_stream(text, sys.stderr), file=sys.stderr, flush=True)
+    """Print to stderr. A stderr that takes nothing, as on a full disk, stops no work: there is nobody to tell."""
+    with suppress(OSError):
+        print(for_stream(text, sys.stderr), file=sys.stderr, flush=True)
