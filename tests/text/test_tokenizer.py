@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as Backend
 from tinyllm.errors import ChatTemplateError, TokenizerError
 from tinyllm.text.chat_template import ChatTemplate
 from tinyllm.text.patterns import within
+from tinyllm.text.stand_ins import ControlStrings
 from tinyllm.text.tokenizer import Tokenizer
 
 LEVEL = Tokenizer(byte_level())
@@ -352,6 +353,22 @@ def test_importing_a_tokenizer_imports_no_library():
     code = "import sys, tinyllm.text.tokenizer; print({'tokenizers', 'jinja2', 'mlx'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_a_mark_that_ends_an_assistants_message_is_still_the_mark():
+    """It is whole: no text after it can make another control string of it."""
+    backend = byte_level()
+    backend.add_tokens([AddedToken(text, normalized=False) for text in ("<tool_call>", "</tool_call>")])
+    template = ChatTemplate({"default": "{{ messages[0].content }}{% if false %}<tool_call></tool_call>{% endif %}"})
+    tokenizer = Tokenizer(backend, chat_template=template)
+    encoded = tokenizer.encode_chat([{"role": "assistant", "content": "<tool_call>a</tool_call>"}])
+    assert encoded == ids(tokenizer, "<tool_call>", "a", "</tool_call>")
+
+
+@given(st.lists(st.text("ab<", min_size=1, max_size=5), max_size=5), st.text("ab<", max_size=8))
+def test_a_text_ends_with_the_beginning_of_a_control_string(controls, text):
+    expected = any(text.endswith(control[:end]) for control in controls for end in range(1, len(control)))
+    assert ControlStrings(controls).begins_at_end(text) == expected
 
 
 # -- patterns

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -43,9 +43,9 @@ class ControlStrings:
         return any(self._begins(text[-length:]) for length in lengths)
 
     def _begins(self, text: str) -> bool:
-        """Whether some control string begins with `text`: then the first one that is not less than it does."""
-        place = bisect_left(self._sorted, text)
-        return place < len(self._sorted) and self._sorted[place].startswith(text)
+        """Whether a longer control string begins with the text: if any does, the first one that sorts after it."""
+        after = bisect_right(self._sorted, text)
+        return after < len(self._sorted) and self._sorted[after].startswith(text)
 
 
 class StandIns:
