@@ -285,27 +285,3 @@ def test_the_whole_can_be_written_in_place_of_what_the_file_says(store: Transcri
     transcript.path.unlink()
     transcript.write_whole("some/model", Conversation(None, TURNS), {})
     assert read_transcript(transcript.path).conversation.messages == TURNS
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="a limit on the size of files stands for a full disk")
-@pytest.mark.parametrize("room", [0, 1, 30])
-def test_a_disk_that_is_really_full_leaves_no_part_of_a_line(store: TranscriptStore, room: int) -> None:
-    transcript = begun(store)
-    transcript.add(TURNS[0])
-    before = transcript.path.read_bytes()
-    code = f"""
-import resource, signal
-from pathlib import Path
-from tinyllm.chat.conversation import Message
-from tinyllm.chat.transcript import Transcript
-from tinyllm.errors import ChatFileError
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, ({len(before) + room}, {len(before) + room}))
-try:
-    Transcript(Path({str(transcript.path)!r})).add(Message("assistant", "x" * 100))
-except ChatFileError as error:
-    print(error)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "not written" in done.stdout
-    assert transcript.path.read_bytes() == before
