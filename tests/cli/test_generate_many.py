@@ -288,7 +288,9 @@ def test_answers_stay_while_errors_and_a_torn_line_are_taken_out(tmp_path: Path,
     real.chmod(0o640)
     out.symlink_to(real)
     answers = AnswersFile(str(out))
-    assert answers.done == {"a", 1}
+    assert answers.answered == [("a", None), (1, None)]
+    assert real.read_text().endswith(torn)  # nothing is taken out yet
+    answers.keep(answers.answered)
     answers.write({"id": "b", "text": "ü"})
     assert real.read_text() == "".join([*kept, '{"id": "b", "text": "ü"}\n'])
     assert out.is_symlink() and real.stat().st_mode & 0o777 == 0o640
@@ -319,8 +321,7 @@ def test_the_same_command_again_retries_errors_and_loads_nothing_when_all_is_ans
     said, figures = again.stderr.decode().splitlines()
     assert said == f"tinyllm: {out}: 1 of 2 lines are answered there already"
     assert figures.startswith("1 lines answered · prompts ") and "answers 2 tokens in" in figures
-    shutil.rmtree(scripted)
-    idle = tinyllm("generate", "-m", scripted, *many)
+    idle = tinyllm("generate", "-m", scripted, *many, "--kv-budget", "1B")  # which no model could be loaded with
     assert (idle.returncode, idle.stdout) == (0, b"")
     assert idle.stderr.decode() == f"tinyllm: {out}: 2 of 2 lines are answered there already\n"
 
@@ -339,13 +340,42 @@ def test_answers_to_other_prompts_settings_or_models_are_made_again(scripted: Pa
 
     assert again(scripted) == ""
     assert "2 of 2 lines are answered" in again(scripted)
-    assert "1 answers were to other prompts or settings: asked again" in again(scripted, "-n", "2")
+    assert "1 answer was to another prompt, setting or model: asked again" in again(scripted, "-n", "2")
     assert texts(out) == {"a": " one two", "b": " one"}
     write_lines(prompts, {"id": "a", "prompt": "x"}, {"id": "b", "prompt": "z", "max_tokens": 1})
-    assert "1 answers were to other" in again(scripted, "-n", "2")
-    assert "2 answers were to other" in again(other, "-n", "2")
+    assert "1 answer was to another" in again(scripted, "-n", "2")
+    config = other / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "rope_theta": 20000.0}))
+    assert "2 answers were to another" in again(other, "-n", "2")
+    assert "2 answers were to another" in again(other, "-n", "2", "--dtype", "bfloat16")
     write_lines(out, *[{key: value for key, value in record.items() if key != "hash"} for record in read_lines(out)])
-    assert "2 of 2 lines are answered" in again(other, "-n", "3")  # an older tinyllm's
+    said = again(other, "-n", "3")  # an older tinyllm's
+    assert "2 answers do not say what was asked: kept" in said and "2 of 2 lines are answered" in said
+
+
+def test_a_model_is_known_by_its_files_and_not_by_its_name(scripted: Path, tmp_path: Path) -> None:
+    prompts, out = write_lines(tmp_path / "in.jsonl", {"id": "a", "prompt": "x"}), tmp_path / "out.jsonl"
+    model = shutil.copytree(scripted, tmp_path / "model")
+    many = ("--prompts", prompts, "--output", out)
+    assert tinyllm("generate", "-m", model, *many).returncode == 0
+    renamed = model.rename(tmp_path / "renamed")
+    again = tinyllm("generate", "-m", renamed, *many)
+    assert again.stderr.decode() == f"tinyllm: {out}: 1 of 1 lines are answered there already\n"
+    tokenizer = renamed / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text() + "\n")
+    assert b"1 answer was to another prompt" in tinyllm("generate", "-m", renamed, *many).stderr
+
+
+@pytest.mark.parametrize("options", [("-m", "nowhere"), ("--kv-budget", "1B"), ("--max-context", "999999999")])
+def test_answers_are_kept_until_there_is_a_model_to_make_others(
+    scripted: Path, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    prompts, out = write_lines(tmp_path / "in.jsonl", {"id": "a", "prompt": "x"}), tmp_path / "out.jsonl"
+    many = ("-m", scripted, "--prompts", prompts, "--output", out)
+    assert tinyllm("generate", *many).returncode == 0
+    before = out.read_bytes()
+    assert tinyllm("generate", *many, "-n", "2", *options).returncode != 0
+    assert out.read_bytes() == before
 
 
 def test_an_id_may_be_any_number(scripted: Path, tmp_path: Path) -> None:

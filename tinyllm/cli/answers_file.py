@@ -7,15 +7,16 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Container, Iterator, Mapping
 from io import FileIO
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from types import MappingProxyType
 from typing import Any
 
 from tinyllm.cli.prompts_file import Id
 from tinyllm.errors import UsageError
+
+Answered = tuple[Id, str | None]  # the id of a line, and the hash of what was asked
 
 _BEGINNING = b'{"id": '
 
@@ -23,16 +24,14 @@ _BEGINNING = b'{"id": '
 class AnswersFile:
     """Takes answers and errors, and has handed each to the system when `write` returns. "-" is stdout.
 
-    Where the file is there already, `done` are the ids that it answers; its errors are taken out, a last line that
-    was torn when a process ended, and answers to something else than is asked now: `fingerprints` has what is asked,
-    by id. Answers of an older tinyllm have no fingerprint, and count. `stale` are the ids of those that are taken out
-    for that reason. Raises UsageError for a file with anything else in it, and for one that
-    another process is writing.
+    If the file exists, `answered` lists the answers in it, each by its id and the hash of what was asked (None in a
+    file of an older tinyllm). The file stays as it is until `keep` is called. Raises UsageError for a file with
+    anything but answers and errors in it, and for one that another process is writing.
     """
 
-    def __init__(self, path: str, fingerprints: Mapping[Id, str] = MappingProxyType({})) -> None:
-        self.done: set[Id] = set()
-        self.stale: set[Id] = set()
+    def __init__(self, path: str) -> None:
+        self.answered: list[Answered] = []
+        self._path: Path | None = None
         self.name = "stdout" if path == "-" else path
         if path == "-":
             self._file = FileIO(sys.stdout.fileno(), "w", closefd=False)
@@ -43,15 +42,16 @@ class AnswersFile:
             raise UsageError(f"{path}: leads to no file") from error
         self._file = _open_alone(target)
         if target.is_file():
-            kept = 0
-            for line, line_id, made_of in _answers(target):
-                if made_of in (None, fingerprints.get(line_id, made_of)):
-                    self.done.add(line_id)
-                    kept += len(line)
-                else:
-                    self.stale.add(line_id)
-            if kept < target.stat().st_size:
-                self._file = _with_answers_alone(target, self.stale - self.done)
+            self._path = target
+            self.answered = [answered for _, answered in _answers(target)]
+
+    def keep(self, wanted: Container[Answered]) -> None:
+        """Remove everything except the `wanted` answers: others, errors, and a last line that was torn."""
+        if self._path is None:
+            return
+        kept = sum(len(line) for line, answered in _answers(self._path) if answered in wanted)
+        if kept < self._path.stat().st_size:
+            self._file = _with_answers_alone(self._path, wanted)
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append a line. An OSError names the file."""
@@ -76,8 +76,8 @@ def _open_alone(path: Path) -> FileIO:
     return file
 
 
-def _answers(path: Path) -> Iterator[tuple[bytes, Id, str | None]]:
-    """Yield the lines that are answers, their ids, and what they answer.
+def _answers(path: Path) -> Iterator[tuple[bytes, Answered]]:
+    """Yield the lines that are answers, and what each answers.
 
     Raises UsageError at a line that no run can have written.
     """
@@ -90,7 +90,8 @@ def _answers(path: Path) -> Iterator[tuple[bytes, Id, str | None]]:
                     f"{path}: line {number} is no answer: give a file of answers to go on with, or a new one"
                 )
             if record is not None and "text" in record:
-                yield line, record["id"], record.get("hash")
+                made_of = record.get("hash")
+                yield line, (record["id"], None if made_of is None else str(made_of))
 
 
 def _read(line: bytes) -> Mapping[str, Any] | None:
@@ -105,11 +106,11 @@ def _read(line: bytes) -> Mapping[str, Any] | None:
     return record if isinstance(line_id, Id) or (line_id is None and "error" in record) else None
 
 
-def _with_answers_alone(path: Path, stale: Set[Id]) -> FileIO:
-    """Replace a file by its answers, without those to `stale` ids, and open it for appending."""
+def _with_answers_alone(path: Path, wanted: Container[Answered]) -> FileIO:
+    """Replace a file by the `wanted` answers in it, and open it for appending."""
     with NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as new:
         try:
-            new.writelines(line for line, line_id, _ in _answers(path) if line_id not in stale)
+            new.writelines(line for line, answered in _answers(path) if answered in wanted)
             new.flush()
             os.fsync(new.fileno())
             shutil.copymode(path, new.name)

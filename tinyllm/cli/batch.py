@@ -5,19 +5,21 @@ from __future__ import annotations
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from tinyllm.checkpoint.digest import model_digest
 from tinyllm.cli import console
-from tinyllm.cli.answers_file import AnswersFile
+from tinyllm.cli.answers_file import Answered, AnswersFile
 from tinyllm.cli.asking import Asking
 from tinyllm.cli.progress import Progress
-from tinyllm.cli.prompts_file import Line, PromptsFile
+from tinyllm.cli.prompts_file import Id, Line, PromptsFile
 from tinyllm.errors import TinyllmError
 from tinyllm.terminal.text import tell
 
@@ -32,41 +34,55 @@ HELD = 8  # where order is kept, so many times more lines may have begun: a long
 
 @dataclass(frozen=True)
 class Plan:
-    """Which prompts, where their answers go, how many are computed at once, and in which order they are written."""
+    """Which prompts, where their answers go, how many are computed at once, and in which order they are written.
+
+    `running` are those arguments of `LLM` that may change an answer.
+    """
 
     prompts: str
     output: str
     batch: int
     in_order: bool
-    model: str
+    running: Mapping[str, Any]
 
 
 def answer_file(
-    plan: Plan, asking: Asking, load: Callable[[Progress], LLM], *, with_figures: bool, debug: bool
+    plan: Plan,
+    asking: Asking,
+    find: Callable[[], Path],
+    load: Callable[[Path, Progress], LLM],
+    *,
+    with_figures: bool,
+    debug: bool,
 ) -> None:
-    """Answer the lines of a file that have no answer yet.
+    """Answer the lines of a file that have no answer yet, or an answer to another prompt, setting or model.
 
-    A line that fails has an error in place of an answer, and does not keep the others from theirs. Raises UsageError,
-    before anything is loaded, for files that cannot be meant; and TinyllmError, at the end, if lines failed.
+    `find` returns the model's folder and `load` loads it. A line that fails has an error in place of an answer, and
+    does not keep the others from theirs. The file of answers is left alone until the model is loaded. Raises
+    UsageError, before a model is looked for, for files that cannot be meant; and TinyllmError, at the end, if lines
+    failed.
     """
-    prompts = PromptsFile(plan.prompts)
-    more = (plan.model, asking.system, asking.template_args, asking.raw)
+    prompts, answers = PromptsFile(plan.prompts), AnswersFile(plan.output)
+    folder = find()
+    more = (model_digest(folder), asking.system, asking.template_args, asking.raw, plan.running)
     fingerprints = {line.id: line.fingerprint(asking.settings, *more) for line in prompts if line.id is not None}
-    answers = AnswersFile(plan.output, fingerprints)
-    done = len(prompts.ids & answers.done)
-    if answers.stale:
-        console.say(f"{answers.name}: {len(answers.stale):,} answers were to other prompts or settings: asked again")
-    if done:
-        console.say(f"{answers.name}: {done:,} of {prompts.count:,} lines are answered there already")
+    current = {
+        (line_id, made_of) for line_id, made_of in answers.answered if _is_current(line_id, made_of, fingerprints)
+    }
+    answered = {line_id for line_id, _ in current}
+    done = len(prompts.ids & answered)
+    _tell_of_earlier(answers, current, answered & prompts.ids, prompts.count)
     if done == prompts.count:
+        answers.keep(current)
         return
     with Progress() as progress:
-        llm = load(progress)
+        llm = load(folder, progress)
         if without_effect := asking.without_effect(llm):
             console.say(without_effect)
+    answers.keep(current)
     watched = console.on_terminal() and not (plan.output == "-" and sys.stdout.isatty())
     tally = _Tally(total=prompts.count, answered=done)
-    lines = (line for line in prompts if line.id not in answers.done)
+    lines = (line for line in prompts if line.id not in answered)
     try:
         with tally.shown(on_terminal=watched):
             for record in _Run(llm, asking, plan, tally, debug).records(lines):
@@ -84,6 +100,25 @@ def answer_file(
         tell(tally.figures())
     if tally.failed:
         raise TinyllmError(f"{tally.failed:,} of {tally.total:,} lines failed: {answers.name} says why")
+
+
+def _is_current(line_id: Id, made_of: str | None, fingerprints: Mapping[Id, str]) -> bool:
+    """Return False for an answer to something other than is asked now; without a hash, nobody knows."""
+    return made_of is None or fingerprints.get(line_id, made_of) == made_of
+
+
+def _tell_of_earlier(answers: AnswersFile, current: Set[Answered], kept: Set[Id], count: int) -> None:
+    """Tell how many answers of an earlier run are kept, and how many are made again."""
+    stale = {line_id for line_id, made_of in answers.answered if (line_id, made_of) not in current} - kept
+    if stale:
+        were = "1 answer was to another" if len(stale) == 1 else f"{len(stale):,} answers were to another"
+        console.say(f"{answers.name}: {were} prompt, setting or model: asked again")
+    unknown = sum(made_of is None and line_id in kept for line_id, made_of in current)
+    if unknown:
+        does = "1 answer does" if unknown == 1 else f"{unknown:,} answers do"
+        console.say(f"{answers.name}: {does} not say what was asked: kept")
+    if kept:
+        console.say(f"{answers.name}: {len(kept):,} of {count:,} lines are answered there already")
 
 
 class _Run:

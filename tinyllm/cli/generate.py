@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from tinyllm.llm import LLM, Answer, Chunk
 
 DEFAULT_BATCH = 8
+_CHANGES_ANSWERS = ("dtype", "device", "kv_bits", "max_context")  # of the arguments of LLM
 _MEMORY = ("peak_bytes", "kv_bytes", "kv_limit_bytes", "kv_token_bytes", "kv_bits")
 
 
@@ -99,10 +101,14 @@ def generate(
             _answer(text, asking, loading, cache, as_json=as_json, with_figures=with_figures)
         else:
             from tinyllm.cli.batch import Plan, answer_file
-            from tinyllm.hub.choice import choose
+            from tinyllm.hub.locate import find_model
 
-            plan = Plan(prompts, "-" if output is None else output, at_once, in_order, choose(model).name)
-            answer_file(plan, asking, loading, with_figures=with_figures, debug=debug)
+            arguments = running.arguments(batch=at_once)
+            of_answers = {name: arguments[name] for name in _CHANGES_ANSWERS}
+            plan = Plan(prompts, "-" if output is None else output, at_once, in_order, of_answers)
+            finding = partial(find_model, model, offline=offline, report=console.say)
+            loading_it = partial(load_folder, cache, arguments)
+            answer_file(plan, asking, finding, loading_it, with_figures=with_figures, debug=debug)
 
     raise typer.Exit(console.run(command, debug=debug))
 
@@ -130,9 +136,15 @@ def load(
     cache: PromptCache | None, model: str | None, offline: bool, settings: Mapping[str, Any], progress: Progress
 ) -> LLM:
     """Find the model that a person means and load it, with `settings` of `LLM` and a saved prompt; show progress."""
-    from tinyllm.hub.locate import find_model, model_name
+    from tinyllm.hub.locate import find_model
 
-    folder = find_model(model, offline=offline, report=console.say)
+    return load_folder(cache, settings, find_model(model, offline=offline, report=console.say), progress)
+
+
+def load_folder(cache: PromptCache | None, settings: Mapping[str, Any], folder: Path, progress: Progress) -> LLM:
+    """Load the model in a folder, as `load` does."""
+    from tinyllm.hub.locate import model_name
+
     progress.show(f"loading {model_name(folder)}")
     from tinyllm.llm import LLM
 

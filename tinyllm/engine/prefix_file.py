@@ -23,9 +23,7 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 from tinyllm._mx import dtype_name, mx
-from tinyllm.checkpoint.files import find_weight_files
-from tinyllm.checkpoint.gguf_header import is_gguf
-from tinyllm.checkpoint.gguf_parts import read_gguf_parts
+from tinyllm.checkpoint.digest import weights_digest
 from tinyllm.checkpoint.safetensors_header import TensorInfo, read_safetensors_header, write_safetensors_header
 from tinyllm.checkpoint.weights import DTYPES
 from tinyllm.config.config import Config
@@ -42,7 +40,6 @@ __all__ = ["Fingerprint", "load_prefix", "save_prefix"]
 
 _TOKENS = "tokens"
 _WORDS = "U32"
-_SAMPLE = 4096  # bytes
 _LONGEST_VALUE = 200  # characters that are shown
 _Layout = dict[str, tuple[str, tuple[int, ...]]]  # name -> dtype and shape, in the order of the data
 
@@ -72,7 +69,7 @@ class Fingerprint:
             page_size=str(engine.pools.manager.page_size),
             rope="; ".join(dict.fromkeys(repr(rope_of(layer.attention)) for layer in config.layers)),
             config=_config_digest(config),
-            weights=_weights_digest(folder),
+            weights=weights_digest(folder),
             cache=cls.cache if bits is None else f"{cls.cache}, packed to {bits} bits",
         )
 
@@ -294,32 +291,6 @@ def _config_digest(config: Config) -> str:
     return _digest(
         repr((config.vocab_size, config.hidden_size, config.layers, config.tie_word_embeddings, config.quantization))
     )
-
-
-def _weights_digest(folder: Path) -> str:
-    """Return a digest of a checkpoint: names, types and shapes of all tensors, and samples of their data.
-
-    Of each tensor the first, middle and last 4 KiB: gigabytes are not read. Training changes a tensor everywhere; a
-    change made by hand may lie between the samples. How tensors are dealt to files makes no difference.
-    """
-    total = sha256()
-    for about, path, first, end in sorted(_stored_tensors(folder)):
-        total.update(repr(about).encode())
-        last = max(first, end - _SAMPLE)
-        with path.open("rb") as file:
-            for start in sorted({first, (first + last) // 2, last}):
-                file.seek(start)
-                total.update(file.read(min(_SAMPLE, end - start)))
-    return total.hexdigest()[:16]
-
-
-def _stored_tensors(path: Path) -> list[tuple[tuple[str, str, tuple[int, ...]], Path, int, int]]:
-    """Return (name, type, shape), and file, first byte and end, of each tensor as the files have it."""
-    if is_gguf(path):
-        stored = read_gguf_parts(path).tensors.values()
-        return [((info.name, info.type.name, info.shape), info.file, info.start, info.end) for info in stored]
-    tensors = [info for file in find_weight_files(path).files for info in read_safetensors_header(file).values()]
-    return [((info.name, info.dtype, info.shape), info.file, info.start, info.end) for info in tensors]
 
 
 def _digest(text: str) -> str:
