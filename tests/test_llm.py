@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,12 @@ from tinyllm.engine.request import SamplingParams
 from tinyllm.errors import (
     ChatTemplateError,
     ModelNotFoundError,
+    NonFiniteLogitsError,
     TinyllmError,
     UnsafePathError,
     UsageError,
 )
-from tinyllm.llm import LLM
+from tinyllm.llm import LLM, Chunk
 
 ANSWER = " one two three"
 USER = [{"role": "user", "content": "count"}]
@@ -451,3 +453,36 @@ def test_an_answer_is_a_value_that_can_be_read_as_often_as_one_likes(scripted: P
         assert repr(answer) == f"<Answer {ANSWER!r}, stop>"
         first, second = iter(llm.chat(USER)), iter(llm.chat(USER))
         assert "".join(a.text + b.text for a, b in zip(first, second, strict=True)) != ""
+
+
+def test_an_answer_that_failed_fails_again_and_is_never_taken_for_a_whole_one(scripted: Path) -> None:
+    with LLM(scripted) as llm:
+        answer = llm.generate("go")
+
+        def half() -> Iterator[Chunk]:
+            yield Chunk(text="half")
+            raise NonFiniteLogitsError("NaN")
+
+        answer._coming = half()
+        for _ in range(2):
+            with pytest.raises(NonFiniteLogitsError):
+                answer.text()
+        for name in ("finish_reason", "stop", "statistics"):
+            with pytest.raises(NonFiniteLogitsError):
+                getattr(answer, name)
+        assert repr(answer) == "<Answer 'half', failed>"
+
+
+def test_an_answer_whose_reading_was_interrupted_is_cancelled(scripted: Path) -> None:
+    with LLM(scripted) as llm:
+        answer = llm.generate("go")
+
+        def interrupted() -> Iterator[Chunk]:
+            yield Chunk(text="half")
+            raise KeyboardInterrupt
+
+        answer._coming = interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            answer.text()
+        with pytest.raises(RuntimeError, match="interrupted"):
+            answer.text()

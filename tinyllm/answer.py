@@ -65,8 +65,8 @@ class Chunk:
 class Answer:
     """An answer: iterate over it for its chunks as they are made, as often as you like.
 
-    `text()`, `reasoning()`, `finish_reason`, `stop` and `statistics` wait for its end. An answer that nothing refers
-    to any more is cancelled.
+    `text()`, `reasoning()`, `finish_reason`, `stop` and `statistics` wait for its end. If the answer failed, each of
+    them raises the error again. An answer that nothing refers to any more is cancelled.
     """
 
     def __init__(self, ticket: Ticket, chunks: Iterator[Chunk]) -> None:
@@ -74,6 +74,7 @@ class Answer:
         self._ticket = ticket
         self._coming = chunks
         self._chunks: list[Chunk] = []
+        self._failure: Exception | None = None
         self._lock = threading.Lock()
         weakref.finalize(self, ticket.cancel)  # an iterator that was never begun would not
 
@@ -82,12 +83,25 @@ class Answer:
         while True:
             with self._lock:
                 if taken == len(self._chunks):
-                    chunk = next(self._coming, None)
+                    if self._failure is not None:
+                        raise self._failure
+                    chunk = self._next()
                     if chunk is None:
                         return
                     self._chunks.append(chunk)
             yield self._chunks[taken]
             taken += 1
+
+    def _next(self) -> Chunk | None:
+        """Wait for the next chunk. What ends the answer early is kept, so that a part never passes for the whole."""
+        try:
+            return next(self._coming, None)
+        except Exception as error:
+            self._failure = error
+            raise
+        except BaseException:  # Ctrl-C: the rest is lost, and the next reader is told
+            self._failure = RuntimeError("the answer was interrupted while it was read")
+            raise
 
     def __str__(self) -> str:
         return self.text()
@@ -95,7 +109,8 @@ class Answer:
     def __repr__(self) -> str:
         text = "".join(chunk.text for chunk in self._chunks)
         reason = self._chunks[-1].finish_reason if self._chunks else None
-        return f"<Answer {text!r}, {reason or 'not finished'}>"
+        state = "failed" if self._failure is not None else reason or "not finished"
+        return f"<Answer {text!r}, {state}>"
 
     def text(self) -> str:
         """Return the text of all chunks, without the reasoning."""
