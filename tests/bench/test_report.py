@@ -190,3 +190,14 @@ def test_changes_are_part_of_the_report(form: str) -> None:
             "",
             RULE,
         ]
+
+
+def test_no_table_is_wider_than_its_place_however_long_a_name_is() -> None:
+    long = replace(MODEL, name="somebody/" + "a-long-name-" * 8 + "4bit")
+    results = [PROMPT, ANSWER, replace(PROMPT, model=long), replace(ANSWER, model=long)]
+    shown = as_shown(replace(REPORT, results=results), 100)
+    tables = [line for line in shown.splitlines() if line.startswith("|")]
+    assert max(map(len, tables)) <= 100
+    assert sum("-4bit pp512 " in line for line in tables) == 1  # what tells tests apart is at the end of their names
+    narrow = as_shown(REPORT, 40)
+    assert " pp512 |" in narrow and " tg2 @ d256 |" in narrow  # nothing is left out of a short name

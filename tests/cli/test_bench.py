@@ -91,6 +91,13 @@ def test_a_terminal_shows_progress_and_a_chart(biased: Path) -> None:
     assert "tokens/s" in shown
 
 
+def test_prompts_answers_and_both_have_bars_on_scales_of_their_own(biased: Path) -> None:
+    one_of_each = ("-p", "8", "-n", "4", "--pg", "8,3", "-b", "1")
+    shown = tinyllm_on_a_terminal("bench", "-m", biased, *one_of_each, "-r", "1", "-o", "jsonl")
+    bars = [line for line in shown.splitlines() if line.rstrip().endswith("tokens/s") and "█" in line]
+    assert [line.count("█") for line in bars] == [40, 40, 40]
+
+
 def test_a_terminal_shows_tables_that_it_is_wide_enough_for(biased: Path, tmp_path: Path) -> None:
     shown = tinyllm_on_a_terminal("bench", "-m", biased, *SMALL)
     rows = [line for line in shown.replace("\r", "\n").splitlines() if line.startswith("| ")]

@@ -67,6 +67,7 @@ def _bars(axes: Axes, results: Sequence[Result], panel: _Panel, rows: int) -> No
     axes.set_yticks(range(len(results)), [_name(result, results) for result in results])
     axes.set_ylim(rows - 0.5, -0.5)  # the first on top, and bars alike in all panels
     axes.margins(x=0.2)
+    axes.set_xlim(left=0)  # a deviation may reach below
     axes.set_xlabel(panel.unit)
 
 
@@ -78,6 +79,7 @@ def _lines(axes: Axes, results: Sequence[Result], panel: _Panel) -> None:
         medians, deviations = _values(mine, panel)
         depths = [result.workload.depth for result in mine]
         axes.errorbar(depths, medians, yerr=deviations, marker="o", capsize=3, color=color, label=name)
+    axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("tokens in the context before")
     axes.set_ylabel(panel.unit)

@@ -31,6 +31,8 @@ class Report:
     changes: Sequence[Change] = ()
 
 
+_LEAST_NAME = 24  # characters
+
 # What stands in the columns of a figure that a test has none of.
 _NOTHING: Mapping[str, Mapping[str, None]] = {
     **dict.fromkeys(["prefill_tps", "ttft_s", "decode_tps"], dict.fromkeys(field.name for field in fields(Spread))),
@@ -89,8 +91,7 @@ def as_shown(report: Report, width: int) -> str:
         f"{_describe(subject)}, {_mib(subject.size_bytes)}, {_millions(subject.params)} parameters"
         for subject in _subjects(results)
     ]
-    model = {"model": _VARIANT["model"]} if "model" in differing(results) else {}
-    tables = [_table({**model, **_test(results)}, results), *_turned(_details(results), results, width)]
+    tables = [_tests(results, width), *_turned(_details(results), results, width)]
     return _page(report, about, tables, width)
 
 
@@ -241,6 +242,16 @@ def _test(results: Sequence[Result]) -> _Columns:
     return {name: cell for name, cell in _TEST.items() if name not in same}
 
 
+def _tests(results: Sequence[Result], width: int) -> str:
+    """Make the table with a line for each test; names that are too long for `width` lose their beginning."""
+    if "model" not in differing(results):
+        return _table(_test(results), results)
+    table = _table({"model": _VARIANT["model"], **_test(results)}, results)
+    most = max(len(result.model.name) for result in results) - max(0, _width(table) - width)
+    shortened = {"model": lambda r: _without_beginning(r.model.name, max(0, len(r.model.name) - most))}
+    return _table({**shortened, **_test(results)}, results)
+
+
 def _details(results: Sequence[Result]) -> _Columns:
     alone = all(result.workload.batch == 1 for result in results)
     return {name: cell for name, cell in _DETAILS.items() if not (alone and name == _A_ROW)}
@@ -259,16 +270,26 @@ def _turned(measures: _Columns, results: Sequence[Result], width: int) -> list[s
     while left:
         for count in range(len(left), 0, -1):
             table = _measured(measures, left[:count], results)
-            if _width(table) <= width or count == 1:
+            if _width(table) <= width:
                 break
+            if count == 1:
+                table = _measured(measures, left[:1], results, narrower=_width(table) - width)
         tables.append(table)
         left = left[count:]
     return tables
 
 
-def _measured(measures: _Columns, some: Sequence[Result], results: Sequence[Result]) -> str:
+def _measured(measures: _Columns, some: Sequence[Result], results: Sequence[Result], *, narrower: int = 0) -> str:
+    """Make one such table; with `narrower`, so many characters are left out at the beginning of long names."""
     rows = [[name, *map(cell, some)] for name, cell in measures.items()]
-    return md_table(["", *(name_of(r, results) for r in some)], [row for row in rows if set(row[1:]) != {_NONE}])
+    names = [_without_beginning(name_of(result, results), narrower) for result in some]
+    return md_table(["", *names], [row for row in rows if set(row[1:]) != {_NONE}])
+
+
+def _without_beginning(name: str, count: int) -> str:
+    """Leave `count` characters out, but none of the last ones, which tell tests apart."""
+    count = min(count, len(name) - _LEAST_NAME)
+    return f"…{name[count + 1 :]}" if count > 0 else name
 
 
 def _width(table: str) -> int:

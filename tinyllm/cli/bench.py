@@ -20,11 +20,13 @@ from tinyllm.terminal.text import tell
 if TYPE_CHECKING:
     from tinyllm.bench.compare import Old
     from tinyllm.bench.report import Report
+    from tinyllm.bench.result import Result
     from tinyllm.bench.run import Plan
     from tinyllm.checkpoint.contents import Contents
 
 PIPED_COLUMNS = 100
 _PICTURES = (".png", ".svg")
+_LONGEST_DELAY_S = 3600
 
 
 def bench(
@@ -93,6 +95,8 @@ def bench(
     """
 
     def command() -> None:
+        _check_number("--delay", delay, _LONGEST_DELAY_S)
+        _check_number("--fail-slower", fail_slower or 0, 100)
         if fail_slower is not None and compare is None:
             raise UsageError("--fail-slower needs --compare, and a report to compare with")
         if ops and (form != "md" or plot or compare):
@@ -131,6 +135,12 @@ def bench(
             _measure(plan, form, output, plot, compare, fail_slower)
 
     raise typer.Exit(console.run(command, debug=debug))
+
+
+def _check_number(option: str, value: float, most: float) -> None:
+    """Raise UsageError for a number above `most`, and for NaN, which passes every other check."""
+    if not value <= most:
+        raise UsageError(f"{option} must be from 0 to {most:g}, not {value:g}")
 
 
 def _check_one_of(option: str, given: Iterable[str], known: Collection[str]) -> None:
@@ -241,7 +251,10 @@ def _progress(total: int) -> Iterator[Callable[[str], None]]:
 
 
 def _show_chart(report: Report) -> None:
-    """Draw a bar a test on stderr where it is a terminal; prompts and answers each on a scale of their own."""
+    """Draw a bar for each test on stderr, if that is a terminal.
+
+    Prompts, answers, and prompts timed with their answers differ too much in speed to share a scale.
+    """
     if not console.on_terminal():
         return
     from rich.bar import Bar
@@ -250,9 +263,11 @@ def _show_chart(report: Report) -> None:
     from tinyllm.bench.report import name_of
     from tinyllm.terminal.console import TerminalConsole
 
-    for answers in (False, True):
-        results = [r for r in report.results if (r.workload.prompt == 0) == answers]
-        highest = max((r.tps.median for r in results), default=0)
+    kinds: dict[tuple[bool, bool], list[Result]] = {}
+    for result in report.results:
+        kinds.setdefault((result.workload.prompt > 0, result.workload.generate > 0), []).append(result)
+    for results in kinds.values():
+        highest = max(result.tps.median for result in results)
         chart = Table.grid(padding=(0, 1))
         for result in results:
             bar = Bar(highest, 0, result.tps.median, width=40, color="cyan")
