@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from pathlib import Path
 
 import tiny
@@ -82,3 +84,13 @@ def test_fault_08_a_cache_is_listed_with_what_is_not_whole_in_it(home: Path) -> 
 def test_no_folder_at_all_is_an_empty_list_of_two_places(home: Path) -> None:
     assert inventory.inventory() == []
     assert [place.folder for place in inventory.places()] == [home / "models", home / "hub"]
+
+
+def test_a_conversion_that_runs_is_told_from_one_that_was_killed(home: Path) -> None:
+    folder = home / "models" / ".new.converting"
+    folder.mkdir(parents=True)
+    assert "did not end" in (listed()[".new.converting"].problem or "")
+    handle = os.open(folder, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    assert listed()[".new.converting"].problem == "a conversion is writing it"
+    os.close(handle)

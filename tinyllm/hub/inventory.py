@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +54,8 @@ def _own_models() -> Iterator[Entry]:
     if not place.folder.is_dir():
         return
     for left in sorted(place.folder.glob(".*.converting")):
-        problem = "a conversion that did not end: the next tinyllm convert into this folder removes it"
+        left_behind = "a conversion that did not end: the next tinyllm convert into this folder removes it"
+        problem = "a conversion is writing it" if _is_locked(left) else left_behind
         yield Entry(left.name, left, place.title, _size(left.rglob("*")), None, problem)
     found = [path for path in place.folder.iterdir() if not path.name.startswith(".")]
     files = first_parts(path for path in found if is_gguf(path) and not path.is_dir())
@@ -89,6 +92,21 @@ def _entry(name: str, folder: Path, place: str, again: str | None = None) -> Ent
         if again is not None and cache.why_incomplete(folder) is not None:
             problem = f"{problem.partition(';')[0]}: {again}"
     return Entry(name, folder, place, size, summary, problem)
+
+
+def _is_locked(folder: Path) -> bool:
+    """Return whether a process has locked a folder, as a conversion does while it writes."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
 
 
 def _size(paths: Iterable[Path]) -> int:
