@@ -64,6 +64,10 @@ def test_a_command_that_does_not_exist_is_one_line() -> None:
         ("bench", "-r", "0"),
         ("bench", "-p", "-8"),
         ("bench", "--delay", "-1"),
+        ("bench", "--delay", "nan"),
+        ("bench", "--delay", "1e300"),
+        ("bench", "--compare", "f", "--fail-slower", "nan"),
+        ("bench", "--compare", "f", "--fail-slower", "inf"),
         ("perplexity", "m", "--context", "0"),
         ("perplexity", "m", "--stride", "-1"),
     ],
@@ -72,3 +76,27 @@ def test_a_command_that_does_not_exist_is_one_line() -> None:
 def test_numbers_that_make_no_sense_are_one_line(arguments: tuple[str, ...]) -> None:
     done = tinyllm(*arguments)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, b"", 1), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("--sys", "--system"),
+        ("--max-token", "--max-tokens"),
+        ("--maxtokens", "--max-tokens"),
+        ("--temprature", "--temperature"),
+        ("--tmp", "--temp"),
+        ("--topp", "--top-p"),
+        ("--no-stat", "--no-stats"),
+        ("--model-name", "--model"),
+        ("--num-predict", None),
+        ("--verbose", None),
+    ],
+)
+def test_an_option_that_does_not_exist_gets_the_nearest_if_one_is_near(written: str, meant: str | None) -> None:
+    done = tinyllm("generate", written, "1", "x")
+    hint = f" (did you mean {meant}?)" if meant else ""
+    told, _, command = done.stderr.decode().rpartition(" (")
+    assert told == f"tinyllm: No such option: {written}{hint}"
+    assert command.endswith("tinyllm generate --help says what there is)\n")
+    assert done.returncode == 2

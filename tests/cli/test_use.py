@@ -50,3 +50,9 @@ def test_a_model_in_use_that_is_gone_says_who_chose_it(machine: Machine, tmp_pat
     done = machine.run("generate", "x")
     assert done.returncode == 1
     assert done.stderr.decode().endswith("on this machine (the model is from tinyllm use)\n")
+
+
+def test_a_misspelt_name_gets_the_nearest_of_this_machine(machine: Machine, tiny_checkpoint: Path) -> None:
+    machine.hub.add("org/tiny", tiny_checkpoint)
+    assert machine.run("pull", "org/tiny").returncode == 0
+    assert machine.run("use", "tinny").stderr.decode().endswith("on this machine (did you mean org/tiny?)\n")

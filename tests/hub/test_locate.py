@@ -128,3 +128,7 @@ def test_a_misspelt_name_comes_with_the_nearest_of_this_machine(home: Path) -> N
             find_model(name)
     with pytest.raises(ModelNotFoundError, match=r"on this machine$"):
         find_model("zzz")
+    with pytest.raises(OfflineError, match=r"\(did you mean Qwen3-4B-4bit\?\)$"):
+        find_model("Qwen/Qwen3-4B-4bt", offline=True)
+    with pytest.raises(OfflineError, match=r"tinyllm pull meta/zzz$"):
+        find_model("meta/zzz", offline=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from difflib import get_close_matches
+from typing import Annotated, Any
 
 import typer
 
@@ -67,6 +68,16 @@ def main() -> None:
     sys.exit(_run())
 
 
+def _nearest(unknown: str, context: Any) -> str:
+    """Suggest the option that was probably meant; click's own suggestions include some that only look alike."""
+    known = [name for each in context.command.params for name in (*each.opts, *each.secondary_opts)]
+    known = [name for name in known if name.startswith("--")]
+    longer = [name for name in known if name.startswith(unknown)]
+    shorter = [name for name in known if unknown.startswith(name)]
+    found = sorted(longer, key=len) or get_close_matches(unknown, known, n=1, cutoff=0.75) or shorter
+    return f" (did you mean {found[0]}?)" if found else ""
+
+
 def _run() -> int:
     try:
         return app(standalone_mode=False) or 0
@@ -78,5 +89,11 @@ def _run() -> int:
         if tell is None:
             raise
         command = context.command_path if context else "tinyllm"
-        console.say(f"{tell().rstrip('.')} ({command} --help says what there is)")
+        unknown = getattr(error, "option_name", None) if hasattr(error, "possibilities") else None
+        told = (
+            tell().rstrip(".")
+            if unknown is None or context is None
+            else f"No such option: {unknown}{_nearest(unknown, context)}"
+        )
+        console.say(f"{told} ({command} --help says what there is)")
         return UsageError.exit_code

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tinyllm.cli import console, options
-from tinyllm.errors import ModelNotFoundError, UsageError
+from tinyllm.errors import UsageError
 
 
 def use(
@@ -58,10 +58,7 @@ def _stored_name(model: str) -> str:
     name, revision = locate.split_revision(model)
     repo, _ = split_variant(name)
     if not cache.is_repository(repo):
-        raise ModelNotFoundError(
-            f"{model}: there is no such folder here, and it is not the name of a repository (OWNER/NAME):"
-            " tinyllm list shows what is on this machine"
-        )
+        raise locate.not_found(model)
     if cache.find_snapshot(repo, revision or cache.MAIN) is None:
         console.say(f"{model} is not on this machine: its first use downloads it, or now tinyllm pull {model}")
     return model

@@ -38,6 +38,7 @@ __all__ = [
     "local_folder",
     "model_name",
     "models_folder",
+    "not_found",
     "split_revision",
 ]
 
@@ -131,11 +132,16 @@ def _find(choice: Choice, revision: str | None, offline: bool, report: Report, f
         raise ModelNotFoundError(f"{choice.name}: is a file, not a folder with a model, nor a GGUF file")
     name, pinned = split_revision(choice.name)
     if not cache.is_repository(split_variant(name)[0]):
-        raise ModelNotFoundError(
-            f"{choice.name}: there is no such folder here, and it is not the name of a repository (OWNER/NAME):"
-            f" tinyllm list shows what is on this machine{_nearest(choice.name)}"
-        )
+        raise not_found(choice.name)
     return _repository(name, revision or pinned, offline, report, fetch)
+
+
+def not_found(name: str) -> ModelNotFoundError:
+    """Return the error for a name that is neither a folder here nor a repository, with the nearest name on disk."""
+    return ModelNotFoundError(
+        f"{name}: there is no such folder here, and it is not the name of a repository (OWNER/NAME):"
+        f" tinyllm list shows what is on this machine{_nearest(name)}"
+    )
 
 
 def _embedded(choice: Choice, report: Report) -> Path:
@@ -206,7 +212,7 @@ def _repository(repo: str, revision: str | None, offline: bool, report: Report, 
         word = "--offline" if offline else "HF_HUB_OFFLINE"
         raise OfflineError(
             f"{repo}: there is no such folder here; as a repository, {state}, and {word} forbids asking the hub:"
-            f" with a connection, run tinyllm pull {repo}"
+            f" with a connection, run tinyllm pull {repo}{_nearest(repo)}"
         )
     report(f"{repo}: {state}: asking the hub")
     if fetch is None:
@@ -219,4 +225,5 @@ def _repository(repo: str, revision: str | None, offline: bool, report: Report, 
         raise
     except (ModelNotFoundError, HubError) as error:
         reason = str(error).removeprefix(f"{split_variant(repo)[0]}: ")
-        raise type(error)(f"{repo}: there is no such folder here, and {reason}") from error
+        near = _nearest(repo) if isinstance(error, ModelNotFoundError) else ""
+        raise type(error)(f"{repo}: there is no such folder here, and {reason}{near}") from error
