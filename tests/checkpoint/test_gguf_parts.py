@@ -14,10 +14,10 @@ from golden_cases import TOLERANCE, difference, expected
 from tinyllm._mx import mx
 from tinyllm.anatomy.subject import open_subject
 from tinyllm.checkpoint.contents import read_contents
+from tinyllm.checkpoint.digest import weights_digest
 from tinyllm.checkpoint.gguf_header import read_gguf_header
 from tinyllm.checkpoint.gguf_parts import first_parts, part_names, parts_of, read_gguf_parts
 from tinyllm.convert.convert import convert
-from tinyllm.engine.prefix_file import _weights_digest
 from tinyllm.errors import CorruptFileError, MissingFileError, TinyllmError
 from tinyllm.model.load import load_model
 from tinyllm.text.tokenizer import Tokenizer
@@ -59,7 +59,7 @@ def test_factors_stand_in_any_part(tmp_path: Path) -> None:
 def test_what_asks_for_a_path_takes_a_part(tmp_path: Path) -> None:
     whole = convert_golden("llama", tmp_path / "whole.gguf", tokenizer=True)
     files = parts(tmp_path)
-    assert _weights_digest(files[1]) == _weights_digest(whole)
+    assert weights_digest(files[1]) == weights_digest(whole)
     assert Tokenizer.of(read_contents(files[2])).encode("one two") == Tokenizer.of(read_contents(whole)).encode(
         "one two"
     )
